@@ -1,0 +1,216 @@
+"""Pictures: any decoded picture -> upright RGB -> planned size -> patches -> normalised values.
+
+Owns the size rule (the film planner uses it too), the patch order and the arithmetic of normalisation; the worker uses
+the last two as well. Knows nothing of tokens' text, requests, files or networks.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+MAX_ASPECT_RATIO = 200
+CHANNELS = 3
+
+# Raster formats only: others that Pillow knows start programs (EPS) or render (WMF).
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM", "ICO", "JPEG2000")
+
+
+class Size(NamedTuple):
+    height: int
+    width: int
+
+
+@dataclass(frozen=True)
+class SizeOverrides:
+    """What a request or a detail level asks of a picture's size; None and 0 both mean absent."""
+
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    target_height: int | None = None
+    target_width: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value is not None and value < 0:
+                raise ValueError(f"{name} must be at least 0, got {value}")
+
+    def over(self, weaker: SizeOverrides) -> SizeOverrides:
+        """These values, and the weaker ones where these are absent."""
+        return SizeOverrides(*(mine or theirs for mine, theirs in zip(vars(self).values(), vars(weaker).values())))
+
+
+@dataclass(frozen=True)
+class ImageLimits:
+    """The model's image settings, as its preprocessor file states them."""
+
+    min_pixels: int
+    max_pixels: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    patch_size: int = 14
+    merge_size: int = 2
+    details: Mapping[str, SizeOverrides] = field(default_factory=dict)
+
+    @property
+    def factor(self) -> int:
+        """Side in pixels of the square that becomes one token."""
+        return self.patch_size * self.merge_size
+
+    @classmethod
+    def from_preprocessor(cls, preprocessor: Mapping[str, Any]) -> ImageLimits:
+        """From the parsed preprocessor_config.json; its `vision_config` wins over the top level."""
+        keys = {**preprocessor, **preprocessor.get("vision_config", {})}
+        missing = [name for name in ("min_pixels", "max_pixels", "image_mean", "image_std") if name not in keys]
+        if missing:
+            raise ValueError(f"preprocessor_config.json lacks {', '.join(missing)}")
+        for name, only in (("temporal_patch_size", 1), ("pre_pixel_shuffle", True)):
+            if keys.get(name, only) != only:
+                raise ValueError(f"preprocessor_config.json: {name} must be {only}, got {keys[name]}")
+        names = SizeOverrides.__dataclass_fields__
+        return cls(
+            min_pixels=int(keys["min_pixels"]),
+            max_pixels=int(keys["max_pixels"]),
+            mean=_three(keys["image_mean"], "image_mean"),
+            std=_three(keys["image_std"], "image_std"),
+            patch_size=int(keys.get("patch_size", 14)),
+            merge_size=int(keys.get("merge_size", 2)),
+            details={
+                level: SizeOverrides(**{name: value for name, value in sizes.items() if name in names})
+                for level, sizes in (keys.get("image_details") or {}).items()
+            },
+        )
+
+
+def _three(values: Any, name: str) -> tuple[float, float, float]:
+    if len(values) != CHANNELS:
+        raise ValueError(f"preprocessor_config.json: {name} must have {CHANNELS} values, got {len(values)}")
+    return float(values[0]), float(values[1]), float(values[2])
+
+
+def fit_pixels(height: int, width: int, min_pixels: int, max_pixels: int, factor: int) -> Size:
+    """Nearest size with sides that are multiples of `factor` and an area within the limits; the upper one wins."""
+    fitted = Size(max(factor, round(height / factor) * factor), max(factor, round(width / factor) * factor))
+    if fitted.height * fitted.width > max_pixels:
+        return _shrink(height, width, max_pixels, factor)
+    if fitted.height * fitted.width < min_pixels:
+        grow = math.sqrt(min_pixels / (height * width))
+        fitted = Size(math.ceil(height * grow / factor) * factor, math.ceil(width * grow / factor) * factor)
+        if fitted.height * fitted.width > max_pixels:
+            return _shrink(fitted.height, fitted.width, max_pixels, factor)
+    return fitted
+
+
+def _shrink(height: int, width: int, max_pixels: int, factor: int) -> Size:
+    by = math.sqrt(height * width / max_pixels)
+    return Size(
+        max(factor, math.floor(height / by / factor) * factor), max(factor, math.floor(width / by / factor) * factor)
+    )
+
+
+def refuse_odd_shape(height: int, width: int, factor: int) -> None:
+    """ValueError for a picture too small or too thin to be seen."""
+    if min(height, width) < factor // 4:
+        raise ValueError(f"the shorter side must be at least {factor // 4} pixels, got {width} x {height} (w x h)")
+    if max(height, width) / min(height, width) > MAX_ASPECT_RATIO:
+        raise ValueError(f"one side may be {MAX_ASPECT_RATIO} times the other at most, got {width} x {height} (w x h)")
+
+
+def plan_size(
+    height: int,
+    width: int,
+    limits: ImageLimits,
+    overrides: SizeOverrides = SizeOverrides(),
+    detail: str = "auto",
+) -> Size:
+    """Size to which an upright picture is resized. Overrides beat the detail level, which beats the limits."""
+    asked = overrides.over(limits.details.get(detail, SizeOverrides()))
+    height, width = asked.target_height or height, asked.target_width or width
+    refuse_odd_shape(height, width, limits.factor)
+    return fit_pixels(
+        height, width, asked.min_pixels or limits.min_pixels, asked.max_pixels or limits.max_pixels, limits.factor
+    )
+
+
+def num_image_tokens(size: Size, limits: ImageLimits) -> int:
+    return (size.height // limits.factor) * (size.width // limits.factor)
+
+
+def upright_rgb(picture: Image.Image | bytes) -> NDArray[np.uint8]:
+    """First frame, EXIF turn applied, clear parts on white, 16-bit values cut to their upper eight bits: [h, w, 3]."""
+    try:
+        if isinstance(picture, bytes):
+            with Image.open(io.BytesIO(picture), formats=_FORMATS) as opened:
+                return _upright_rgb(opened)
+        return _upright_rgb(picture)
+    except (OSError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+        raise ValueError(f"the picture cannot be decoded: {error}") from error
+
+
+def _upright_rgb(image: Image.Image) -> NDArray[np.uint8]:
+    if getattr(image, "n_frames", 1) > 1:
+        image.seek(0)
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I"):
+        image = _eight_bits(image)
+    if image.has_transparency_data:
+        clear = image.convert("RGBA")
+        image = Image.new("RGB", clear.size, (255, 255, 255))
+        image.paste(clear, mask=clear.getchannel("A"))
+    return np.array(image.convert("RGB"), dtype=np.uint8)
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """16-bit grey as 8-bit grey; Pillow's own conversion cuts off at 255."""
+    values = np.clip(np.asarray(image), 0, 65535)
+    grey = Image.fromarray((values >> 8).astype(np.uint8))
+    clear = image.info.get("transparency")
+    if isinstance(clear, int):
+        opaque = (values != clear).astype(np.uint8) * 255
+        grey.putalpha(Image.fromarray(opaque))
+    return grey
+
+
+def resize(rgb: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
+    """Bicubic; a picture that has the size already comes back as it is."""
+    if rgb.shape[:2] == (height, width):
+        return rgb
+    return np.asarray(Image.fromarray(rgb).resize((width, height), Image.Resampling.BICUBIC))
+
+
+def order_patches(rgb: NDArray[np.uint8], patch_size: int = 14, merge_size: int = 2) -> NDArray[np.uint8]:
+    """[h, w, 3] -> [patches, 3 * patch_size**2]: the patches of one token stand together, a row is (channel, y, x)."""
+    height, width, channels = rgb.shape
+    factor = patch_size * merge_size
+    if channels != CHANNELS or height % factor or width % factor:
+        raise ValueError(f"expected [h, w, {CHANNELS}] with sides that are multiples of {factor}, got {rgb.shape}")
+    grid = rgb.reshape(height // factor, merge_size, patch_size, width // factor, merge_size, patch_size, channels)
+    # [token row, row in token, y, token column, column in token, x, channel] -> token row, token column, row, column
+    return np.ascontiguousarray(grid.transpose(0, 3, 1, 4, 6, 2, 5)).reshape(-1, channels * patch_size**2)
+
+
+def normalise(patches: NDArray[np.uint8], limits: ImageLimits) -> NDArray[np.float32]:
+    """Ordered patches -> model input: (value / 255 - mean) / std of each channel, in float32."""
+    table = _normalised_values(limits.mean, limits.std)
+    channels = patches.reshape(-1, CHANNELS, limits.patch_size**2)
+    out = np.empty(channels.shape, dtype=np.float32)
+    for channel in range(CHANNELS):
+        out[:, channel] = table[channel][channels[:, channel]]
+    return out.reshape(patches.shape)
+
+
+@lru_cache(maxsize=8)
+def _normalised_values(mean: tuple[float, ...], std: tuple[float, ...]) -> NDArray[np.float32]:
+    """[channel, 256]: the normalised value of every grey level."""
+    levels = np.arange(256, dtype=np.float32)[None] / np.float32(255)
+    mean_column = np.asarray(mean, dtype=np.float32)[:, None]
+    std_column = np.asarray(std, dtype=np.float32)[:, None]
+    return ((levels - mean_column) / std_column).astype(np.float32)
