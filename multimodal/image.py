@@ -45,7 +45,10 @@ class SizeOverrides:
 
     def over(self, weaker: SizeOverrides) -> SizeOverrides:
         """These values, and the weaker ones where these are absent."""
-        return SizeOverrides(*(mine or theirs for mine, theirs in zip(vars(self).values(), vars(weaker).values())))
+        return SizeOverrides(**{name: value or getattr(weaker, name) for name, value in vars(self).items()})
+
+
+NO_OVERRIDES = SizeOverrides()
 
 
 @dataclass(frozen=True)
@@ -128,11 +131,11 @@ def plan_size(
     height: int,
     width: int,
     limits: ImageLimits,
-    overrides: SizeOverrides = SizeOverrides(),
+    overrides: SizeOverrides = NO_OVERRIDES,
     detail: str = "auto",
 ) -> Size:
     """Size to which an upright picture is resized. Overrides beat the detail level, which beats the limits."""
-    asked = overrides.over(limits.details.get(detail, SizeOverrides()))
+    asked = overrides.over(limits.details.get(detail, NO_OVERRIDES))
     height, width = asked.target_height or height, asked.target_width or width
     refuse_odd_shape(height, width, limits.factor)
     return fit_pixels(
