@@ -1,0 +1,78 @@
+"""The multi-token-prediction block as a trainable module, unrolled as it drafts.
+
+Draft step 1 runs over true hidden states; step d feeds on step d-1's output and attends to the rows of step 1 up to
+its own start, and to the rows that its own chain has added: the keys it will see when it serves.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from training.model.blocks import rms_norm
+from training.model.text import Layer, Norm, Projected, linear, project_out
+
+
+class MtpBlock(nn.Module):
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        hidden = config["hidden_size"]
+        self.embed_tokens = nn.Embedding(config["vocab_size"], hidden)
+        self.enorm, self.hnorm, self.final_norm = Norm(hidden), Norm(hidden), Norm(hidden)
+        self.eh_proj = linear(2 * hidden, hidden)
+        self.layer = Layer(config, config["num_hidden_layers"], sliding=True)
+        self.eps: float = config["rms_norm_eps"]
+
+    def join(self, tokens: Tensor, positions: Tensor, hidden: Tensor) -> Tensor:
+        embedded = self.embed_tokens(tokens) * (positions > 0)[:, None]
+        pair = [rms_norm(embedded, self.enorm.weight, self.eps), rms_norm(hidden, self.hnorm.weight, self.eps)]
+        return F.linear(torch.cat([part.to(hidden.dtype) for part in pair], dim=-1), self.eh_proj.weight)
+
+    def forward(self, ids: Tensor, positions: Tensor, documents: Tensor, hidden: Tensor, depth: int) -> list[Tensor]:
+        """Hidden states [tokens, hidden] of draft steps 1..depth; row i of step d drafts the token at i + d + 1.
+
+        documents: [tokens], the packed sequence of each token. Rows whose tokens run past their sequence are noise.
+        """
+        states, chain = [], []
+        geometry = self.layer.self_attn.geometry
+        for step in range(1, depth + 1):
+            places = positions + (step - 1)
+            x = self.join(torch.roll(ids, -step), places, hidden)
+            projected = self.layer.project(x, geometry.angles(places))
+            chain.append(projected)
+            attended = chain_attention(chain, positions, documents, geometry.window or 1)
+            x = project_out(x, attended, projected.gate, self.layer.self_attn.o_proj.weight)
+            x, _ = self.layer.feed_forward(x)
+            hidden = rms_norm(x, self.final_norm.weight, self.eps)
+            states.append(hidden)
+        return states
+
+
+def chain_attention(chain: list[Projected], positions: Tensor, documents: Tensor, window: int) -> Tensor:
+    """Attention of the newest draft step: the windowed rows of step 1, then its own chain. [tokens, heads, value]."""
+    newest, base = chain[-1], chain[0]
+    ahead = len(chain) - 1
+    tokens, heads, width = newest.q.shape
+    block = max(window - 1, 1)
+    pad = -tokens % block
+    q, k, v = (F.pad(t, (0, 0, 0, 0, 0, pad)).view(-1, block, heads, t.shape[-1]) for t in (newest.q, base.k, base.v))
+    place = F.pad(positions, (0, pad), value=-1).view(-1, block)
+    owner = F.pad(documents, (0, pad), value=-1).view(-1, block)
+    k, v = (torch.cat([F.pad(t, (0, 0, 0, 0, 0, 0, 1, 0))[:-1], t], dim=1) for t in (k, v))  # with the block before
+    key_place, key_owner = (torch.cat([F.pad(t, (0, 0, 1, 0), value=-2)[:-1], t], dim=1) for t in (place, owner))
+    distance = place[:, :, None] - key_place[:, None, :]
+    seen = (distance >= 0) & (distance + ahead < window) & (owner[:, :, None] == key_owner[:, None, :])
+    scale = width**-0.5
+    dots = torch.einsum("bqhd,bkhd->bhqk", q, k).float() * scale
+    dots = dots.masked_fill(~seen[:, None], torch.finfo(torch.float32).min)
+    own = [(newest.q * past.k).sum(-1).float() * scale for past in chain[1:]]  # each [tokens, heads]
+    own = [F.pad(t, (0, 0, 0, pad)).view(-1, block, heads).transpose(1, 2)[..., None] for t in own]
+    weights = torch.cat([dots, *own], dim=-1).softmax(-1).to(v.dtype)
+    out = torch.einsum("bhqk,bkhd->bqhd", weights[..., : 2 * block], v).reshape(-1, heads, v.shape[-1])[:tokens]
+    for i, past in enumerate(chain[1:]):
+        weight = weights[..., 2 * block + i].transpose(1, 2).reshape(-1, heads)[:tokens]
+        out = out + weight[..., None] * past.v
+    return out
