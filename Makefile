@@ -1,0 +1,102 @@
+# Everything a person or CI does with the project. Each target makes .venv and installs what it needs by itself.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+# The first Python that is new enough; `make test PYTHON=/path/to/python3` overrides.
+PYTHON ?= $(firstword $(foreach p,python3 python3.14 python3.13 python3.12 python3.11,$(shell \
+            $(p) -c 'import sys; sys.version_info >= (3, 11) and print("$(p)")' 2>/dev/null)))
+# PyTorch's index of CPU builds, asked only where the configured index has none and there is no GPU.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+TORCH := $(shell sed -nE 's/^ *"(torch==[0-9.]+)".*/\1/p' pyproject.toml)
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+PYTEST := $(BIN)/python -m pytest
+
+# For `make serve`; empty means the server's own default.
+PORT ?=
+MODEL ?=
+DEVICE ?=
+# Passed on as they are: make serve ARGS="--seed 1", make train ARGS="--smoke", make check ARGS="-k tokenizer".
+ARGS ?=
+
+.PHONY: help fmt check test test-slow test-gpu coverage bench serve train evaluate clean
+
+help:  ## this list
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+serve: $(VENV)/.base  ## serve the bundled checkpoint; PORT= MODEL= DEVICE= ARGS=
+	@$(BIN)/dots3 serve $(MODEL) $(if $(PORT),--port $(PORT)) $(if $(DEVICE),--device $(DEVICE)) $(ARGS)
+
+test: check  ## check, then all other tests that need no GPU (12 minutes or less on 2 cores)
+	$(PYTEST) -m "e2e and not slow and not gpu" $(ARGS)
+
+check: $(VENV)/.test  ## lint, format, types, unit tests (under a minute)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(PYTEST) -m "not e2e and not slow and not gpu" $(ARGS)
+
+fmt: $(VENV)/.test  ## put imports and layout in order
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test-slow: $(VENV)/.test  ## the long runs
+	$(PYTEST) -m "slow and not gpu" $(ARGS)
+
+test-gpu: $(VENV)/.test  ## what needs a GPU; a missing GPU is a failure
+	REQUIRE_GPU=1 $(PYTEST) -m gpu $(ARGS)
+
+coverage: $(VENV)/.test  ## lines and branches that `make test` reaches
+	$(BIN)/coverage run -m pytest -m "not slow and not gpu" $(ARGS)
+	$(BIN)/coverage report
+
+bench:  ## the benchmarks that README quotes (none in this version yet)
+	@echo "make bench: there is no benchmark in this version yet." >&2; exit 1
+
+train: $(VENV)/.train  ## train the bundled checkpoint; ARGS="--smoke" for a small run on the CPU
+	$(BIN)/python -m training.train $(ARGS)
+
+evaluate: $(VENV)/.train  ## the quality meter; ARGS="--transformers models/dots3-note-tiny"
+	$(BIN)/python -m training.evaluate $(ARGS)
+
+clean:  ## remove .venv and caches
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .coverage htmlcov out
+
+# ---- Installing. An empty file stands for each state of .venv; a change of pyproject.toml renews them. ----
+
+$(VENV)/.made:
+	@[[ -n "$(PYTHON)" ]] || { echo "No Python 3.11 or newer found; name one with PYTHON=..." >&2; exit 1; }
+	@# Debian keeps what `-m venv` needs in a package of its own.
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  [[ $$(id -u) == 0 ]] && command -v apt-get >/dev/null || { \
+	    echo "$(PYTHON) cannot make a virtual environment; install its venv module." >&2; exit 1; }; \
+	  apt-get -qq update && apt-get -qq install -y "$$(basename "$$(readlink -f "$$(command -v $(PYTHON))")")-venv"; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.base: $(VENV)/.made pyproject.toml
+	$(PIP) install -q -e .
+	@touch $@
+
+# Without a GPU the CPU build: the CUDA build would bring gigabytes of libraries that nothing here could use.
+$(VENV)/.torch: $(VENV)/.made pyproject.toml
+	@if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then \
+	  $(PIP) install -q "$(TORCH)"; \
+	elif ! $(PIP) install -q "$(TORCH)+cpu"; then \
+	  echo "$(TORCH)+cpu is not in the configured index; asking $(TORCH_INDEX)"; \
+	  $(PIP) install -q --index-url "$(TORCH_INDEX)" "$(TORCH)"; \
+	fi
+	@touch $@
+
+$(VENV)/.train: $(VENV)/.torch pyproject.toml
+	$(PIP) install -q -e ".[train]"
+	@touch $(VENV)/.base $@
+
+$(VENV)/.test: $(VENV)/.torch pyproject.toml
+	$(PIP) install -q -e ".[test]"
+	@touch $(VENV)/.base $(VENV)/.train $@

@@ -1,0 +1,1 @@
+"""The `dots3` command line."""
