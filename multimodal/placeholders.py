@@ -34,11 +34,11 @@ def film_placeholder(plan: VideoPlan) -> list[Part]:
     parts: list[Part] = []
     for emission in flatten(plan):
         if emission.kind == "timestamp":
-            parts.append(Part(f"<{timestamps[emission.index]}>", control=False))
+            parts.append(Part(f"<{timestamps[emission.place]}>", control=False))
         elif emission.kind == "image":
             parts += image_placeholder(plan.image_tokens_per_frame)
         else:
-            parts += audio_placeholder(audio_tokens[emission.index])
+            parts += audio_placeholder(audio_tokens[emission.place])
     return parts
 
 

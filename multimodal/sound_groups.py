@@ -10,6 +10,7 @@ import hashlib
 import math
 import random
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from multimodal.audio import SAMPLE_RATE
@@ -62,7 +63,7 @@ def cut_sound(bounds: Sequence[int], frame_times_s: Sequence[float], num_samples
     sound_s = num_samples / SAMPLE_RATE
     groups = len(bounds) - 1
     segments = []
-    for group, (first, behind) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+    for group, (first, behind) in enumerate(pairwise(bounds)):
         start_s = frame_times_s[first] if group else 0.0
         end_s = frame_times_s[behind] if group < groups - 1 else sound_s
         if end_s <= start_s:

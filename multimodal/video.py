@@ -90,10 +90,10 @@ class VideoRequest:
 
 
 class Emission(NamedTuple):
-    """One piece of a film as the model reads it; `index` is the position among the frames or the segments."""
+    """One piece of a film as the model reads it, and its place among the frames or the audio segments."""
 
     kind: Literal["timestamp", "image", "audio"]
-    index: int
+    place: int
 
 
 @dataclass(frozen=True)
@@ -227,5 +227,5 @@ def jpeg_round_trip(rgb: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 def pcm16_round_trip(wave: NDArray[np.float32]) -> NDArray[np.float32]:
     """A film's sound reaches the model through 16-bit samples, as in its training."""
-    samples = np.trunc(np.clip(wave, -1.0, 1.0) * np.float32(32767)).astype(np.int16)
+    samples: NDArray[np.int16] = np.trunc(np.clip(wave, -1.0, 1.0) * np.float32(32767)).astype(np.int16)
     return samples.astype(np.float32) / np.float32(32768)
