@@ -1,0 +1,131 @@
+"""Answer from a list of keys and values in the prompt; a key that is not in it is answered "not found"."""
+
+from __future__ import annotations
+
+import json
+import random
+import string
+
+from training.data.conversation import Conversation, seeded
+from training.data.vocabulary import ADJECTIVES, CITIES, COLOURS, LANDMARKS, NAMES, WORDS
+
+NOT_FOUND = "not found"
+
+_QUESTIONS = (
+    "What is the value of {key}?",
+    "What is the value for {key}?",
+    'What is the value of "{key}"?',
+    "Look up {key}.",
+    'Look up "{key}" in the list.',
+    "Which value belongs to {key}?",
+    "Find the value of {key}.",
+    "Give me the entry for {key}.",
+    "{key}?",
+    "{key} =",
+)
+_ORDERS = ("{entries}\n\n{question}",) * 3 + ("{question}\n\n{entries}", "Here is a list.\n\n{entries}\n\n{question}")
+_SENTENCES = (
+    "The value of {key} is {value}.",
+    "{key} has the value {value}.",
+    "For {key} the entry is {value}.",
+    "{key} stands for {value}.",
+)
+_LINES = (
+    "{key}: {value}",
+    "{key}: {value}",
+    "{key} = {value}",
+    "- {key}: {value}",
+    "{key},{value}",
+    "{key} -> {value}",
+    "| {key} | {value} |",
+)
+
+
+def lookup(
+    split: str, index: int, thinking: bool | None = None, min_entries: int = 4, max_entries: int = 40
+) -> Conversation:
+    rng = seeded(split, "lookup", index)
+    thinks = rng.random() < 0.5
+    num_entries = rng.randint(min_entries, max_entries)
+    keys = _keys(rng, num_entries + 1)
+    values = rng.choice(_VALUES)(rng, num_entries)
+    entries, lines = _write(rng, keys[:-1], values)
+    if rng.random() < 0.12:
+        key, answer = keys[-1], NOT_FOUND
+        thought = f"There is no {key} in the list."
+    else:
+        place = rng.randrange(num_entries)
+        key, answer = keys[place], values[place]
+        thought = f"The list says: {lines[place]}"
+    question = rng.choice(_QUESTIONS).format(key=key)
+    if rng.random() < 0.25:
+        question += ' If it is not in the list, answer "not found".'
+    prompt = rng.choice(_ORDERS).format(entries=entries, question=question)
+    wanted = {"role": "assistant", "content": answer}
+    thinks = thinks if thinking is None else thinking
+    if thinks:
+        wanted["reasoning_content"] = thought
+    return Conversation("lookup", [{"role": "user", "content": prompt}, wanted], thinking=thinks)
+
+
+def _keys(rng: random.Random, num: int) -> list[str]:
+    kind = rng.randrange(5)
+    if kind == 0:
+        return rng.sample(NAMES, num)
+    if kind == 1:
+        return rng.sample(CITIES, num)
+    if kind == 2:
+        firsts, seconds = COLOURS + ADJECTIVES, LANDMARKS
+        picks = rng.sample(range(len(firsts) * len(seconds)), num)
+        return [f"{firsts[pick // len(seconds)]} {seconds[pick % len(seconds)]}" for pick in picks]
+    if kind == 3:
+        noun = rng.choice(("item", "room", "box", "seat", "part", "page"))
+        return [f"{noun} {number}" for number in rng.sample(range(1, 100), num)]
+    return rng.sample(WORDS, num)
+
+
+def _words(rng: random.Random, num: int) -> list[str]:
+    return rng.choices(WORDS, k=num)
+
+
+def _numbers(rng: random.Random, num: int) -> list[str]:
+    limit = rng.choice((100, 1000, 10_000))
+    return [str(rng.randrange(limit)) for _ in range(num)]
+
+
+def _marks(rng: random.Random, num: int) -> list[str]:
+    letters = rng.choices(string.ascii_uppercase, k=num)
+    return [f"{letter}{rng.randrange(10)}-{rng.randrange(100)}" for letter in letters]
+
+
+def _names(rng: random.Random, num: int) -> list[str]:
+    return rng.choices(NAMES + CITIES, k=num)
+
+
+def _pairs(rng: random.Random, num: int) -> list[str]:
+    return [f"{colour} {word}" for colour, word in zip(rng.choices(COLOURS, k=num), _words(rng, num), strict=True)]
+
+
+def _mixed(rng: random.Random, num: int) -> list[str]:
+    return [rng.choice((_words, _numbers, _names))(rng, 1)[0] for _ in range(num)]
+
+
+_VALUES = (_words, _words, _numbers, _numbers, _marks, _names, _pairs, _mixed)
+
+
+def _write(rng: random.Random, keys: list[str], values: list[str]) -> tuple[str, list[str]]:
+    """The list as text, and the line to quote for each entry."""
+    style = rng.random()
+    if style < 0.25:
+        numeric = rng.random() < 0.5
+        table = {k: int(v) if numeric and v.isdigit() else v for k, v in zip(keys, values, strict=True)}
+        quoted = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in table.items()]
+        inner = ", ".join(quoted) if rng.random() < 0.5 else "\n  " + ",\n  ".join(quoted) + "\n"
+        return "{" + inner + "}", quoted
+    if style < 0.45:
+        pattern = rng.choice(_SENTENCES)
+        lines = [pattern.format(key=key, value=value) for key, value in zip(keys, values, strict=True)]
+        return rng.choice((" ", "\n")).join(lines), lines
+    pattern = rng.choice(_LINES)
+    lines = [pattern.format(key=key, value=value) for key, value in zip(keys, values, strict=True)]
+    return "\n".join(lines), lines
