@@ -1,0 +1,1 @@
+"""The gateway process: HTTP in, prompts and events out; never imports torch."""
