@@ -1,0 +1,63 @@
+"""Text to token ids and back, for one model folder.
+
+Owns the rule that only control segments become control tokens; ids are looked up by string, never by number. Knows
+nothing of chat templates, media or streaming.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+
+import tokenizers
+
+
+class Tokenizer:
+    """Wraps a `tokenizers` tokenizer, and takes it over: the caller must not use it any more."""
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        self._backend = backend
+        added = backend.get_added_tokens_decoder()
+        # Only tokens flagged special are kept out of plain text, so that every added one has to be.
+        backend.add_special_tokens([token.content for token in added.values() if not token.special])
+        backend.encode_special_tokens = True
+        self._control_ids = {token.content: number for number, token in added.items()}
+
+    @classmethod
+    def from_folder(cls, folder: str | Path) -> Tokenizer:
+        return cls(tokenizers.Tokenizer.from_file(str(Path(folder) / "tokenizer.json")))
+
+    @property
+    def vocab_size(self) -> int:
+        return self._backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def control_tokens(self) -> frozenset[str]:
+        return frozenset(self._control_ids)
+
+    def token_id(self, token: str) -> int:
+        number = self._control_ids.get(token)
+        if number is None:
+            number = self._backend.token_to_id(token)
+        if number is None:
+            raise KeyError(f"the tokenizer has no token {token!r}")
+        return number
+
+    def encode_segments(self, segments: Iterable[tuple[str, bool]]) -> list[int]:
+        """Segments are (text, control). Neighbouring plain ones are one text: tokens may span their border."""
+        ids: list[int] = []
+        for control, group in groupby(segments, itemgetter(1)):
+            if control:
+                ids += [self.token_id(text) for text, _ in group]
+            else:
+                ids += self.encode_text("".join(text for text, _ in group))
+        return ids
+
+    def encode_text(self, text: str) -> list[int]:
+        """Control strings in `text` stay text."""
+        return self._backend.encode(text, add_special_tokens=False).ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)

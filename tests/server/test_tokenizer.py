@@ -1,0 +1,131 @@
+"""Ids against those of the released tokenizer, rebuilt from the vocabulary that it shares with Qwen's."""
+
+import base64
+import json
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from tokenizers import AddedToken, models
+
+from server.chat_template import ChatTemplate
+from server.tokenizer import Tokenizer
+from training.tokenizer import SPECIAL_TOKENS, qwen2_kind
+
+FIXTURES = Path(__file__).parent.parent / "fixtures" / "chat"
+BUNDLED = Path(__file__).parents[2] / "models" / "dots3-note-tiny"
+CASES = json.loads((FIXTURES / "goldens.json").read_text())["cases"]
+RELEASED_IDS = json.loads((FIXTURES / "special_tokens.json").read_text())
+
+
+def _last_merge(token: bytes, ranks: dict[bytes, int]) -> list[bytes]:
+    """The two tokens that `token` was merged from: byte pairs merged in order of rank until two are left."""
+    parts = [bytes([byte]) for byte in token]
+    while len(parts) > 2:
+        best = min(range(len(parts) - 1), key=lambda place: ranks.get(parts[place] + parts[place + 1], ranks[token]))
+        parts[best : best + 2] = [parts[best] + parts[best + 1]]
+    return parts
+
+
+def _letters() -> dict[int, str]:
+    """Byte-level BPE writes each byte as one printable letter: itself where it is one, else from 256 on."""
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + place) for place, byte in enumerate(others)}
+
+
+@pytest.fixture(scope="module")
+def released() -> Tokenizer:
+    package = find_spec("dashscope")
+    assert package is not None, "the test requirements are not installed: dashscope carries Qwen's vocabulary"
+    assert package.submodule_search_locations is not None
+    ranks = {}
+    for line in (Path(package.submodule_search_locations[0]) / "resources/qwen.tiktoken").read_bytes().splitlines():
+        token, rank = line.split()
+        ranks[base64.b64decode(token)] = int(rank)
+    letters = _letters()
+    spelled = {token: "".join(letters[byte] for byte in token) for token in ranks}
+    merges = [_last_merge(token, ranks) for token in ranks if len(token) > 1]
+    model = models.BPE(
+        vocab={spelled[token]: rank for token, rank in ranks.items()},
+        merges=[(spelled[left], spelled[right]) for left, right in merges],
+    )
+    backend = qwen2_kind(model)
+    names = {number: name for name, number in RELEASED_IDS.items() if isinstance(number, int)}
+    numbers = range(len(ranks), max(names) + 1)
+    backend.add_special_tokens([AddedToken(names.get(n, f"<|unknown_{n}|>"), normalized=False) for n in numbers])
+    return Tokenizer(backend)
+
+
+def _as_segments(text: str) -> list[tuple[str, bool]]:
+    """A golden text, whose control strings are meant as such."""
+    control = re.compile("(" + "|".join(re.escape(name) for name in RELEASED_IDS) + ")")
+    return [(piece, piece in RELEASED_IDS) for piece in control.split(text) if piece]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_golden_texts_give_the_released_ids(released: Tokenizer, case: dict[str, Any]) -> None:
+    assert released.encode_segments(_as_segments(case["text"])) == case["ids"]
+    assert released.decode(case["ids"]) == case["text"]
+
+
+@pytest.mark.parametrize(
+    ("name", "messages", "thinking"),
+    [
+        ("chat_thinking", [{"role": "user", "content": "안녕! 이 문장을 토큰화해 줘."}], True),
+        ("chat_no_think", [{"role": "system", "content": "SYS"}, {"role": "user", "content": "hi"}], False),
+        ("chat_tool_response", [{"role": "tool", "content": '{"ok": true}'}], True),
+    ],
+)
+def test_golden_prompts_give_the_released_ids(
+    released: Tokenizer, name: str, messages: list[dict[str, Any]], thinking: bool
+) -> None:
+    template = ChatTemplate((BUNDLED / "chat_template.jinja").read_text(), released.control_tokens)
+    segments = template.render(messages, enable_thinking=thinking)
+    if name == "chat_tool_response":  # the golden is the user turn alone
+        segments = segments[segments.index(("<|user|>", True)) : -1]
+    expected = next(case["ids"] for case in CASES if case["name"] == name)
+    assert released.encode_segments(segments) == expected
+
+
+@pytest.mark.parametrize("token", SPECIAL_TOKENS)
+def test_a_control_string_in_plain_text_stays_text(token: str) -> None:
+    tokenizer = Tokenizer.from_folder(BUNDLED)
+    control = {tokenizer.token_id(name) for name in tokenizer.control_tokens}
+    for text in (token, f"a{token}b", f" {token}\n"):
+        ids = tokenizer.encode_segments([(text, False)])
+        assert not control & set(ids)
+        assert tokenizer.decode(ids) == tokenizer.decode(ids, skip_special_tokens=True) == text
+    assert tokenizer.encode_segments([(token, True)]) == [tokenizer.token_id(token)]
+
+
+def test_neighbouring_plain_segments_are_encoded_as_one_text() -> None:
+    tokenizer = Tokenizer.from_folder(BUNDLED)
+    whole = tokenizer.encode_segments([("You are a helpful assistant.", False)])
+    assert tokenizer.encode_segments([("You are a hel", False), ("pful assist", False), ("ant.", False)]) == whole
+    assert len(whole) < len("You are a helpful assistant.") / 3
+
+
+def test_skipping_special_tokens_leaves_the_plain_text() -> None:
+    tokenizer = Tokenizer.from_folder(BUNDLED)
+    ids = tokenizer.encode_segments([("<think>", True), ("a b", False), ("</think>", True), ("c", False)])
+    assert tokenizer.decode(ids) == "<think>a b</think>c"
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "a bc"
+
+
+def test_an_unknown_token_is_named() -> None:
+    with pytest.raises(KeyError, match=r"<\|imgpat\|>"):
+        Tokenizer.from_folder(BUNDLED).token_id("<|imgpat|>")
+
+
+def test_added_tokens_that_a_file_does_not_flag_special_are_kept_out_of_text_all_the_same() -> None:
+    backend = tokenizers.Tokenizer.from_file(str(BUNDLED / "tokenizer.json"))
+    backend.add_tokens([AddedToken("<late>", special=False, normalized=False)])
+    tokenizer = Tokenizer(backend)
+    number = tokenizer.token_id("<late>")
+    assert number == tokenizer.vocab_size - 1
+    assert number not in tokenizer.encode_segments([("a<late>b", False)])
+    assert tokenizer.encode_segments([("<late>", True)]) == [number]
