@@ -50,12 +50,13 @@ class Scenes:
         return f"the {name} appear" if self.noun == "shape" else f"{self.subject} turn {name}"
 
 
-def _scenes(rng: random.Random, number: int) -> Scenes:
-    height, width = rng.choice(_SIDES)
+def _scenes(rng: random.Random, sides: tuple[int, int], number: int) -> Scenes:
+    height, width = sides
+    look = rng.getrandbits(64)  # edges and texture, the same in all scenes
     style = rng.choice(("screen", "coloured shape", "shape"))
     if style == "screen":
         names = tuple(rng.sample(list(COLOURS), number))
-        stills = tuple(draw(rng, height, width, shade(rng, name), ()) for name in names)
+        stills = tuple(draw(random.Random(look), height, width, shade(rng, name), ()) for name in names)
         return Scenes("colour", names, "the screen", stills, height, width)
     radius = min(height, width) * rng.uniform(0.22, 0.42)
     x, y = rng.uniform(radius, width - radius), rng.uniform(radius, height - radius)
@@ -69,7 +70,7 @@ def _scenes(rng: random.Random, number: int) -> Scenes:
         names = tuple(kinds)
     ground_rgb = shade(rng, ground)
     figures = [Figure(k, c, shade(rng, c), x, y, radius) for k, c in zip(kinds, colours, strict=True)]
-    stills = tuple(draw(rng, height, width, ground_rgb, (figure,)) for figure in figures)
+    stills = tuple(draw(random.Random(look), height, width, ground_rgb, (figure,)) for figure in figures)
     return Scenes("shape" if style == "shape" else "colour", names, subject, stills, height, width)
 
 
@@ -100,9 +101,10 @@ def _listed(scenes: Scenes, plan: Timing) -> list[str]:
 
 def film_order(split: str, index: int) -> Conversation:
     rng = seeded(split, "film_order", index)
+    sides = rng.choice(_SIDES)
     with_sound = rng.random() < 0.5
-    plan = timing(rng, rng.choice((2, 3, 3, 4, 4)), with_sound)
-    scenes = _scenes(rng, len(plan.starts))
+    plan = timing(rng, sides, rng.choice((2, 3, 3, 4, 4)), with_sound)
+    scenes = _scenes(rng, sides, len(plan.starts))
     question = rng.choice(
         (
             f"In what order do the {scenes.noun}s appear?",
@@ -117,9 +119,10 @@ def film_order(split: str, index: int) -> Conversation:
 
 def film_when(split: str, index: int) -> Conversation:
     rng = seeded(split, "film_when", index)
+    sides = rng.choice(_SIDES)
     with_sound = rng.random() < 0.5
-    plan = timing(rng, rng.choice((2, 3, 3, 4, 4)), with_sound)
-    scenes = _scenes(rng, len(plan.starts))
+    plan = timing(rng, sides, rng.choice((2, 3, 3, 4, 4)), with_sound)
+    scenes = _scenes(rng, sides, len(plan.starts))
     asked = rng.randrange(1, len(plan.starts))
     question = rng.choice(("When does {}?", "At which second does {}?")).format(scenes.begun(scenes.names[asked]))
     film = _film(scenes, plan, _some_soundtrack(rng, plan) if with_sound else None)
@@ -130,14 +133,15 @@ def film_when(split: str, index: int) -> Conversation:
 
 def film_at_tone(split: str, index: int) -> Conversation:
     rng = seeded(split, "film_at_tone", index)
+    sides = rng.choice(_SIDES)
     length_s = rng.uniform(0.2, _LONGEST_TONE_S)
     counts: list[int] = []
     while sum(counts) != 1:
-        plan = timing(rng, rng.choice((2, 3, 3, 4, 4)), True)
+        plan = timing(rng, sides, rng.choice((2, 3, 3, 4, 4)), True)
         heard = rng.randrange(len(plan.starts))
         starts_s = tone_times(rng, plan, heard, 1, length_s)
         counts = [len(starts_s) if scene == heard else 0 for scene in range(len(plan.starts))]
-    scenes = _scenes(rng, len(plan.starts))
+    scenes = _scenes(rng, sides, len(plan.starts))
     question = rng.choice(
         (
             f"Which {scenes.noun} is on screen when the tone sounds?",
@@ -151,9 +155,10 @@ def film_at_tone(split: str, index: int) -> Conversation:
 
 def film_tones_while(split: str, index: int) -> Conversation:
     rng = seeded(split, "film_tones_while", index)
+    sides = rng.choice(_SIDES)
     length_s = rng.uniform(0.15, 0.3)
-    plan = timing(rng, rng.randint(2, 3), True)
-    scenes = _scenes(rng, len(plan.starts))
+    plan = timing(rng, sides, rng.randint(2, 3), True)
+    scenes = _scenes(rng, sides, len(plan.starts))
     times_s = [tone_times(rng, plan, scene, rng.randint(0, 4), length_s) for scene in range(len(plan.starts))]
     counts = [len(times) for times in times_s]
     asked = rng.randrange(len(plan.starts))

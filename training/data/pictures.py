@@ -15,6 +15,7 @@ from training.data.drawing import COLOURS, DIGIT_STYLES, SHAPES, Figure, Pixels,
 
 PLACES = ("top left", "top", "top right", "left", "centre", "right", "bottom left", "bottom", "bottom right")
 MOST_FIGURES = 6
+LEAST_DIGIT = 16  # pixels high
 _COLOUR_WORDS = ("colour", "colour", "color")
 
 
@@ -124,7 +125,7 @@ def picture_number(split: str, index: int) -> Conversation:
         colour = rng.choice(colours) if rng.random() < 0.9 else _ground(rng, [ground])
         name, answer = f"{colour} shapes", colours.count(colour)
     question = rng.choice((f"How many {name} are there?", f"How many {name} do you see?", f"Count the {name}."))
-    thought = f"I see {_listed(figures)}. That is {answer} {name}."
+    thought = f"I see {_listed(figures)}. {name.capitalize()}: {answer}."
     picture = _draw(rng, sides, ground, figures)
     return ask(rng, "picture_number", around(rng, "image", question), (picture,), thought, str(answer))
 
@@ -221,7 +222,7 @@ def _more(rng: random.Random) -> _Comparison:
         figures = _figures(rng, sides, rng.choices(SHAPES, k=number), [colour] * number)
         pictures.append(_draw(rng, sides, _ground(rng, [colour]), figures))
     question = rng.choice(("Which picture has more shapes?", "Where are more shapes: first or second picture?"))
-    thought = f"First: {numbers[0]} shapes. Second: {numbers[1]} shapes."
+    thought = f"First: {numbers[0]}. Second: {numbers[1]}."
     return (pictures[0], pictures[1]), question, thought, _ORDINALS[int(numbers[1] > numbers[0])]
 
 
@@ -279,9 +280,9 @@ def picture_digits(split: str, index: int) -> Conversation:
     digits = "".join(rng.choices("0123456789", k=rng.randint(1, 4)))
     height, width = _sides(rng, 56 if len(digits) < 3 else 84)
     pitch = rng.uniform(0.72, 0.95)  # of two digits, in digit heights
-    largest = min(height * 0.8, width * 0.9 / (pitch * (len(digits) - 1) + 0.6))
-    tall = rng.uniform(16, min(largest, 56))
-    length = tall * (pitch * (len(digits) - 1) + 0.6)
+    widths = pitch * (len(digits) - 1) + 0.8  # of the whole number, in digit heights
+    largest = min(height * 0.8, width * 0.9 / widths, 56)
+    tall = rng.uniform(LEAST_DIGIT, largest)
     ground = rng.choice(list(COLOURS))
     rgb, ground_rgb = shade(rng, ground), shade(rng, ground)
     while abs(luminance(rgb) - luminance(ground_rgb)) < 80:
@@ -291,7 +292,7 @@ def picture_digits(split: str, index: int) -> Conversation:
         digits,
         rng.choice(DIGIT_STYLES),
         rgb,
-        left=rng.uniform(margin, max(margin, width - length - margin)),
+        left=rng.uniform(margin, width - widths * tall - margin * 0.5),
         middle=rng.uniform(tall / 2 + margin, height - tall / 2 - margin),
         height=tall,
         pitch=tall * pitch,

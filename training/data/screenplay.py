@@ -14,13 +14,22 @@ import random
 from dataclasses import dataclass
 from itertools import pairwise
 
+from multimodal.image import ImageLimits
+from multimodal.video import VideoFacts, VideoRequest, plan_video
+from training.data.conversation import SAMPLE_RATE
+from training.data.tones import samples
+
 LEAST_S, MOST_S = 4, 12
 RATES = (4, 5, 6, 8, 10)  # frames a second
 EVENT_GAP_S = 2
 TONE_GAP_S = 0.3
 _INSIDE_S = 0.15  # between a tone and a change on screen
 _NEARER_S = 0.2  # how much nearer to a tone the frames of its own scene are
-_STEP_S = 0.05
+_MARGIN_S = 0.05  # between a tone and the end of its piece of sound
+_STEP_S = 0.1  # of the search for places
+# Any context and any limits do: the films are so short and small that their plan depends on neither.
+_REQUEST = VideoRequest(seq=8192)
+_LIMITS = ImageLimits(min_pixels=3136, max_pixels=1016064, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
 
 
 @dataclass(frozen=True)
@@ -31,7 +40,7 @@ class Timing:
     num_frames: int
     starts: tuple[int, ...]
     stamps: tuple[float, ...]  # of the frames that are shown
-    slices: tuple[tuple[float, float], ...]  # the pieces of sound
+    slices: tuple[tuple[float, float], ...]  # the pieces of sound, in seconds; none in a silent film
 
     @property
     def duration_s(self) -> float:
@@ -40,12 +49,14 @@ class Timing:
     def scene(self, time_s: float) -> int:
         return bisect.bisect_right(self.starts, time_s) - 1
 
+    def end_s(self, scene: int) -> float:
+        return self.starts[scene + 1] if scene + 1 < len(self.starts) else self.duration_s
+
     def tone_fits(self, start_s: float, length_s: float) -> bool:
         """Whether the scene of a tone can be told from the frames shown."""
         end_s, middle_s = start_s + length_s, start_s + length_s / 2
         scene = self.scene(start_s)
-        scene_end = self.starts[scene + 1] if scene + 1 < len(self.starts) else self.duration_s
-        if start_s < self.starts[scene] + _INSIDE_S or end_s > scene_end - _INSIDE_S:
+        if start_s < self.starts[scene] + _INSIDE_S or end_s > self.end_s(scene) - _INSIDE_S:
             return False
         if self.scene(self.stamps[bisect.bisect_right(self.stamps, start_s) - 1]) != scene:
             return False
@@ -53,33 +64,22 @@ class Timing:
         others = [abs(stamp - middle_s) for stamp in self.stamps if self.scene(stamp) != scene]
         if others and min(others) < own + _NEARER_S:
             return False
-        return any(first + _STEP_S <= start_s and end_s <= last - _STEP_S for first, last in self.slices)
+        return any(first + _MARGIN_S <= start_s and end_s <= last - _MARGIN_S for first, last in self.slices)
 
 
-def timing(rng: random.Random, most_scenes: int, with_sound: bool) -> Timing:
+def timing(rng: random.Random, sides: tuple[int, int], most_scenes: int, with_sound: bool) -> Timing:
     """A film of two scenes or more."""
     while True:
         fps = rng.choice(RATES)
-        num_frames = round(rng.triangular(LEAST_S, MOST_S, MOST_S - 2) * fps)
+        num_frames = round(rng.triangular(LEAST_S, MOST_S, MOST_S) * fps)
         if with_sound and num_frames % fps == 0:
             continue  # a soundtrack that is stored with losses changes its length a little: no slice must hang on it
-        stamps = _stamps(num_frames, fps)
-        starts = _starts(rng, most_scenes, stamps, num_frames / fps)
+        heard = samples(num_frames / fps) if with_sound else 0
+        plan = plan_video(VideoFacts.constant_rate(*sides, fps, num_frames, heard), _REQUEST, _LIMITS)
+        starts = _starts(rng, most_scenes, plan.frame_times_s, num_frames / fps)
         if len(starts) > 1:
-            return Timing(fps, num_frames, starts, stamps, _slices(stamps, num_frames / fps))
-
-
-def _stamps(num_frames: int, fps: int) -> tuple[float, ...]:
-    shown = max(4, round(num_frames / fps))
-    return tuple(round(round(place * (num_frames - 1) / (shown - 1)) / fps, 3) for place in range(shown))
-
-
-def _slices(stamps: tuple[float, ...], duration_s: float) -> tuple[tuple[float, float], ...]:
-    longest = min(len(stamps), max(1, int(duration_s)))
-    groups = max(1, min(longest, round((longest - 1) / math.log(longest))))
-    cuts = [round(group * len(stamps) / groups) for group in range(groups)]
-    edges = [0.0, *(stamps[cut] for cut in cuts[1:]), duration_s]
-    return tuple(pairwise(edges))
+            slices = tuple((piece.start / SAMPLE_RATE, piece.end / SAMPLE_RATE) for piece in plan.audio_segments)
+            return Timing(fps, num_frames, starts, plan.frame_times_s, slices)
 
 
 def _starts(rng: random.Random, most_scenes: int, stamps: tuple[float, ...], duration_s: float) -> tuple[int, ...]:
@@ -96,12 +96,13 @@ def _starts(rng: random.Random, most_scenes: int, stamps: tuple[float, ...], dur
 
 def tone_times(rng: random.Random, film: Timing, scene: int, number: int, length_s: float) -> list[float]:
     """The starts of at most `number` tones in one scene; fewer where no more fit."""
-    steps = range(math.ceil(film.duration_s / _STEP_S))
-    fitting = [step * _STEP_S for step in steps if film.scene(step * _STEP_S) == scene]
-    fitting = [time_s for time_s in fitting if film.tone_fits(time_s, length_s)]
-    rng.shuffle(fitting)
+    start_s = film.starts[scene] + rng.random() * _STEP_S
+    steps = range(math.ceil((film.end_s(scene) - start_s) / _STEP_S))
+    tried = [start_s + step * _STEP_S for step in steps]
+    rng.shuffle(tried)
     chosen: list[float] = []
-    for time_s in fitting:
-        if len(chosen) < number and all(abs(time_s - other) >= length_s + TONE_GAP_S for other in chosen):
+    for time_s in tried:
+        apart = all(abs(time_s - other) >= length_s + TONE_GAP_S for other in chosen)
+        if len(chosen) < number and apart and film.tone_fits(time_s, length_s):
             chosen.append(time_s)
     return sorted(chosen)

@@ -63,7 +63,7 @@ def _faded(wave: Wave) -> Wave:
 
 def recorded(rng: random.Random, wave: Wave, loudest_noise: float = 0.02) -> Wave:
     """As a microphone would have it: at some loudness, in some noise."""
-    gain = rng.uniform(0.2, _LOUDEST) / max(1e-6, float(np.abs(wave).max()))
+    gain = rng.uniform(0.2, _LOUDEST) / (float(np.abs(wave).max()) or 1.0)  # silence stays silent but for the noise
     noise = rng.uniform(0, loudest_noise)
     start = rng.randrange(_BANK_SAMPLES - len(wave))
     heard: Wave = wave * np.float32(gain) + _noise_bank()[start : start + len(wave)] * np.float32(gain * noise)
