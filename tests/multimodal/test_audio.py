@@ -70,11 +70,13 @@ def test_what_is_no_row_of_samples_is_refused(shape: tuple[int, ...]) -> None:
 
 
 def test_a_short_sound_does_not_cost_a_whole_minute() -> None:
-    wave = noise(32000)
-    log_mel(wave)
+    assert 5 * least_cpu_s(noise(32000)) < least_cpu_s(noise(CHUNK_SAMPLES))
+
+
+def least_cpu_s(wave: NDArray[np.float32]) -> float:
     took_s = []
-    for _ in range(20):
-        begin = time.perf_counter()
+    for _ in range(5):
+        begin_s = time.process_time()
         log_mel(wave)
-        took_s.append(time.perf_counter() - begin)
-    assert min(took_s) < 0.003
+        took_s.append(time.process_time() - begin_s)
+    return min(took_s)
