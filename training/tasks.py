@@ -8,6 +8,8 @@ from typing import NamedTuple
 from training.data.arithmetic import arithmetic, multiply
 from training.data.chat import identity
 from training.data.conversation import Conversation
+from training.data.dialogue import dialogue
+from training.data.follow import follow
 from training.data.lookup import lookup
 from training.data.needle import needle
 from training.data.words import copy, count, reverse, sort
@@ -31,6 +33,8 @@ _TABLE = (
     Task("lookup", lookup, 0.97, 5, "text"),
     Task("needle", needle, 0.97, 10, "text"),
     Task("identity", identity, 0.97, 2, "text"),
+    Task("follow", follow, 0.97, 4, "text"),
+    Task("dialogue", dialogue, 0.97, 6, "text"),
 )
 
 TASKS: dict[str, Task] = {task.name: task for task in _TABLE}

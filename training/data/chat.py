@@ -211,7 +211,7 @@ INTENTS: dict[str, Intent] = {
     "evening": _intent(
         "good evening",
         "Good evening! How can I help you?",
-        "Good evening|Good evening!|Good evening to you|A very good evening|Good afternoon|Good afternoon!",
+        "Good evening|Good evening!|Good evening to you|A very good evening|Evening|Evening!|Have a good evening",
         bare=True,
     ),
     "night": _intent(

@@ -1,4 +1,4 @@
-"""Tasks on a list of words: copy, reverse, sort, count. The answer keeps the separator of the question.
+"""Tasks on a list of words: copy, reverse, sort, count. The answer keeps the form of the list.
 
 The thinking numbers or groups the words; without it the answer comes directly.
 """
@@ -11,7 +11,7 @@ import string
 from training.data.conversation import Conversation, seeded
 from training.data.vocabulary import ANIMALS, THINGS, WORDS
 
-_SEPARATORS = (" ", " ", " ", ", ", ", ", "\n")
+_SEPARATORS = (" ", " ", ", ", "\n- ")  # the last makes a list of lines; after its blank each word is a single token
 _COPY = (
     "Repeat this exactly:{gap}{text}",
     "Copy this text:{gap}{text}",
@@ -89,11 +89,11 @@ def reverse(split: str, index: int, thinking: bool | None = None) -> Conversatio
     thinks = rng.random() < 0.5
     words = rng.sample(WORDS, rng.randint(3, 12))
     between = rng.choice(_SEPARATORS)
-    text = between.join(words)
+    text = _join(between, words)
     question = rng.choice(_REVERSE).format(gap=_gap(rng, text), text=text)
     numbered = [f"{number} {word}" for number, word in enumerate(words, 1)]
     thought = f"In order: {', '.join(numbered)}.\nFrom the last: {', '.join(reversed(numbered))}."
-    answer = between.join(reversed(words))
+    answer = _join(between, words[::-1])
     return _conversation("reverse", question, thought, answer, thinks if thinking is None else thinking)
 
 
@@ -112,9 +112,10 @@ def sort(split: str, index: int, thinking: bool | None = None) -> Conversation:
         numbers = rng.sample(range(rng.choice((10, 100, 1000, 1000))), rng.randint(3, 8))
         items, ranked = [str(number) for number in numbers], [str(number) for number in sorted(numbers)]
         thought = _groups(items, ranked, {item: "x" * len(item) for item in items})
-    text = between.join(items)
+    text = _join(between, items)
     question = rng.choice(_SORT).format(gap=_gap(rng, text), text=text, things=things, order=order)
-    return _conversation("sort", question, thought, between.join(ranked), thinks if thinking is None else thinking)
+    answer = _join(between, ranked)
+    return _conversation("sort", question, thought, answer, thinks if thinking is None else thinking)
 
 
 def count(split: str, index: int, thinking: bool | None = None) -> Conversation:
@@ -124,14 +125,14 @@ def count(split: str, index: int, thinking: bool | None = None) -> Conversation:
     between = rng.choice(_SEPARATORS)
     if rng.random() < 0.6:
         words = rng.sample(WORDS, rng.randint(1, 15))
-        text = between.join(words)
+        text = _join(between, words)
         question = rng.choice(_COUNT).format(gap=_gap(rng, text), text=text)
         running = list(range(1, len(words) + 1))
     else:
         wanted, *others = rng.sample(WORDS, rng.randint(3, 6))
         words = [wanted] * rng.randint(0, 6) + rng.choices(others, k=rng.randint(4, 12))
         rng.shuffle(words)
-        text = between.join(words)
+        text = _join(between, words)
         question = rng.choice(_COUNT_ONE).format(gap=_gap(rng, text), text=text, word=wanted)
         running = [words[: number + 1].count(wanted) for number in range(len(words))]
     thought = ", ".join(f"{word} {number}" for word, number in zip(words, running, strict=True)) + "."
@@ -143,6 +144,10 @@ def _conversation(task: str, question: str, thought: str, answer: str, thinking:
     if thinking:
         wanted["reasoning_content"] = thought
     return Conversation(task, [{"role": "user", "content": question}, wanted], thinking=thinking)
+
+
+def _join(between: str, words: list[str]) -> str:
+    return ("- " if between == "\n- " else "") + between.join(words)
 
 
 def _gap(rng: random.Random, text: str) -> str:
@@ -160,7 +165,7 @@ def _groups(items: list[str], ranked: list[str], group_of: dict[str, str]) -> st
 
 
 def _plain(rng: random.Random) -> str:
-    return rng.choice(_SEPARATORS).join(rng.choices(WORDS, k=rng.randint(1, 16)))
+    return _join(rng.choice(_SEPARATORS), rng.choices(WORDS, k=rng.randint(1, 16)))
 
 
 def _sentence(rng: random.Random) -> str:
