@@ -9,9 +9,20 @@ from training.data.arithmetic import arithmetic, multiply
 from training.data.chat import identity
 from training.data.conversation import Conversation
 from training.data.dialogue import dialogue
+from training.data.films import film_at_tone, film_order, film_tones_while, film_when
 from training.data.follow import follow
 from training.data.lookup import lookup
 from training.data.needle import needle
+from training.data.pictures import (
+    picture_colour,
+    picture_compare,
+    picture_digits,
+    picture_number,
+    picture_position,
+    picture_shape,
+)
+from training.data.sounds import sound_beeps, sound_order, sound_pitch, sound_speech
+from training.data.tools import tool_dialogue, tool_none, tool_parallel, tool_result, tool_single
 from training.data.words import copy, count, reverse, sort
 
 
@@ -35,6 +46,25 @@ _TABLE = (
     Task("identity", identity, 0.97, 2, "text"),
     Task("follow", follow, 0.97, 4, "text"),
     Task("dialogue", dialogue, 0.97, 6, "text"),
+    Task("tool_single", tool_single, 0.95, 6, "tools"),
+    Task("tool_parallel", tool_parallel, 0.95, 5, "tools"),
+    Task("tool_none", tool_none, 0.95, 3, "tools"),
+    Task("tool_result", tool_result, 0.95, 4, "tools"),
+    Task("tool_dialogue", tool_dialogue, 0.95, 4, "tools"),
+    Task("picture_colour", picture_colour, 0.95, 2, "picture"),
+    Task("picture_shape", picture_shape, 0.95, 2, "picture"),
+    Task("picture_number", picture_number, 0.95, 2.5, "picture"),
+    Task("picture_position", picture_position, 0.95, 2.5, "picture"),
+    Task("picture_compare", picture_compare, 0.95, 2, "picture"),
+    Task("picture_digits", picture_digits, 0.95, 3, "picture"),
+    Task("sound_beeps", sound_beeps, 0.95, 2, "sound"),
+    Task("sound_pitch", sound_pitch, 0.95, 1.5, "sound"),
+    Task("sound_order", sound_order, 0.95, 1.5, "sound"),
+    Task("sound_speech", sound_speech, 0.85, 3, "sound"),
+    Task("film_order", film_order, 0.90, 2.5, "film"),
+    Task("film_when", film_when, 0.90, 2.5, "film"),
+    Task("film_at_tone", film_at_tone, 0.90, 2.5, "film"),
+    Task("film_tones_while", film_tones_while, 0.90, 2.5, "film"),
 )
 
 TASKS: dict[str, Task] = {task.name: task for task in _TABLE}
