@@ -68,7 +68,7 @@ def test_digits_are_single_tokens_and_text_comes_back() -> None:
         assert tokenizer.decode(tokenizer.encode_text(text)) == text
 
 
-@pytest.mark.parametrize("word", ["You", " are", " helpful", " assistant", " is"])
+@pytest.mark.parametrize("word", ["You", " helpful", " assistant", " function", "parameters", "properties"])
 def test_words_of_every_prompt_are_single_tokens(word: str) -> None:
     assert len(Tokenizer.from_folder(BUNDLED).encode_text(word)) == 1
 
