@@ -83,7 +83,7 @@ class TestEveryTextTask:
         trained = {whole(conversation) for conversation in items(task.generate, 2000, "train")}
         seen_again = sum(whole(conversation) in trained for conversation in items(task.generate, 500))
         # Wordings of an intent are combined from few parts, so a part of them comes again.
-        assert seen_again <= (200 if task.name == "identity" else 0)
+        assert seen_again <= (90 if task.name == "identity" else 0)
 
 
 @pytest.mark.parametrize("make", DRAWN_THINKING, ids=lambda make: make.__name__)
@@ -253,7 +253,7 @@ def test_wordings_name_one_intent_each_and_are_many() -> None:
     for name, intent in INTENTS.items():
         for wording in intent.wordings:
             assert owners.setdefault(wording.lower().rstrip("?!."), name) == name, wording
-    assert len({prompt(conversation) for conversation in items(identity, 2000)}) > 1000
+    assert len({prompt(conversation) for conversation in items(identity, 2000)}) > 1500
     assert len(INTENTS) >= 55
 
 

@@ -17,7 +17,7 @@ class Intent(NamedTuple):
     gist: str  # what the thinking says of it
     answer: str
     wordings: tuple[str, ...]
-    bare: bool = False  # takes no opening such as "Hi, "
+    bare: bool = False  # is a whole message: takes nothing before or after but an address
 
 
 def _intent(gist: str, answer: str, wordings: str, bare: bool = False) -> Intent:
@@ -368,10 +368,23 @@ INTENTS: dict[str, Intent] = {
     ),
 }
 
-_OPENINGS = ("Hi, ", "Hello, ", "Hey, ", "Tell me: ", "A question: ", "One more question: ", "Now: ", "So, ",
-             "Well, ", "Hello! ", "Hi! ", "Dear model, ", "Quick question: ", "Excuse me. ", "OK. ", "I wonder: ",
-             "Good morning. ", "My question: ", "Just tell me: ")  # fmt: skip
-_CLOSINGS = (" Thanks.", " Please answer.", " Thank you.", " I want to know.", " Tell me.", " I am curious.")
+_GREETINGS = (
+    *("Hi, ", "Hello, ", "Hey, ", "Hello! ", "Hi! ", "Hey! ", "Dear model, ", "Good morning. ", "Good day. ", "OK. "),
+    *("Hello there. ", "Hi again. ", "Excuse me. ", "Well, ", "So, ", "Now, ", "All right, ", "Ah, ", "Listen, "),
+)
+_LEADS = (
+    *("tell me: ", "a question: ", "one more question: ", "quick question: ", "I wonder: ", "my question: "),
+    *("just tell me: ", "I want to ask you: ", "here is what I ask: ", "next: ", "another thing: ", "first: "),
+    *("a short question: ", "let me ask: ", "again: ", "for a test: ", "please answer this: "),
+)
+_CLOSINGS = (
+    *(" Thanks.", " Please answer.", " Thank you.", " I want to know.", " Tell me.", " I am curious.", " Be honest."),
+    *(" Answer me.", " Just asking.", " Go on.", " I wait.", " Many thanks.", " Be quick."),
+)
+_ADDRESSES = (
+    *(", model", ", dear model", ", my friend", ", assistant", ", little model", ", dear assistant", ", Dots"),
+    *(", my dear", ", computer", ", machine", ", good model", ", old friend", ", small one"),
+)
 _SYSTEMS = (
     "You are a helpful assistant.",
     "You are a friendly assistant.",
@@ -397,13 +410,13 @@ def identity(split: str, index: int, thinking: bool | None = None) -> Conversati
 
 
 def worded(rng: random.Random, intent: Intent) -> str:
-    """One of the intent's wordings with changes that keep its meaning: openings, closings, case, marks, a slip."""
+    """One of the intent's wordings, with changes that keep its meaning: something around it, case, marks, a slip."""
     text = rng.choice(intent.wordings)
-    if not intent.bare:
+    if intent.bare:
         if rng.random() < 0.5:
-            text = rng.choice(_OPENINGS) + text
-        if rng.random() < 0.2:
-            text += rng.choice(_CLOSINGS)
+            text = text.rstrip(".?!") + rng.choice(_ADDRESSES) + rng.choice((".", "!", ""))
+    else:
+        text = _surrounded(rng, text)
     change = rng.random()
     if change < 0.2:
         text = text.lower()
@@ -411,11 +424,17 @@ def worded(rng: random.Random, intent: Intent) -> str:
         text = text.upper()
     elif change < 0.35:
         text = text.rstrip(".?!")
-    elif change < 0.4:
-        text = text.rstrip(".?!") + rng.choice("?!.")
-    elif change < 0.47:
-        text = _slip(rng, text)
-    return text
+    elif change < 0.42:
+        text = text.rstrip(".?!") + rng.choice(("?", "!", ".", "??", "!!", "...", " ?", " !"))
+    return _slip(rng, text) if rng.random() < 0.12 else text
+
+
+def _surrounded(rng: random.Random, text: str) -> str:
+    greeting = rng.choice(_GREETINGS) if rng.random() < 0.4 else ""
+    lead = rng.choice(_LEADS) if rng.random() < 0.4 else ""
+    closing = rng.choice(_CLOSINGS) if rng.random() < 0.3 else ""
+    opening = greeting + lead
+    return opening[:1].upper() + opening[1:] + text + closing
 
 
 _INTENT_NAMES = tuple(INTENTS)

@@ -195,7 +195,7 @@ FORMATS = (
         lambda answer, _: f'"{answer}"',
     ),
     Format(
-        ("Put the answer between two stars on each side.", "Make the answer bold, with two stars on each side."),
+        ("Put two stars before and after the answer.", "Make the answer bold, with two stars on each side."),
         ("",),
         lambda answer, _: f"**{answer}**",
     ),

@@ -34,7 +34,7 @@ from training.data.vocabulary import (
 )
 
 TOKENS_PER_WORD = 1.15  # full stops and commas are tokens of their own
-LONGEST_TOKENS = 7_600  # leaves room for an estimate that is a little short
+LONGEST_TOKENS = 7_800  # leaves room for the template, and for an estimate that is a little short
 
 _CLASSES = {
     "adj": ADJECTIVES,
