@@ -1,0 +1,175 @@
+"""The tool tasks: valid calls, whose every value the user said, and answers that the prompt determines."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from server.chat_template import ChatTemplate
+from training.data.conversation import Conversation
+from training.data.tool_schemas import FIELDS, KINDS, TOPICS, VERBS, YES_NO, plural
+from training.data.tools import REFUSAL, tool_dialogue, tool_none, tool_parallel, tool_result, tool_single
+
+TASKS = (tool_single, tool_parallel, tool_none, tool_result, tool_dialogue)
+NUM_ITEMS = 400
+TEMPLATE = Path(__file__).resolve().parents[1] / "fixtures" / "chat" / "chat_template.jinja"
+
+
+def items(task: Any, split: str = "test") -> list[Conversation]:
+    return [task(split, index) for index in range(NUM_ITEMS)]
+
+
+def calls_of(message: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    return [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", [])]
+
+
+def said_by(conversation: Conversation, role: str) -> str:
+    return "\n".join(message["content"] for message in conversation.messages if message["role"] == role)
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from leaves(part)
+    else:
+        yield value
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_an_item_is_the_same_each_time_and_differs_between_splits(task: Any) -> None:
+    assert items(task)[:50] == items(task)[:50]
+    assert items(task)[:50] != items(task, "train")[:50]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_call_is_of_a_declared_function_and_fits_its_schema(task: Any) -> None:
+    for conversation in items(task):
+        assert conversation.tools is not None
+        declared = {tool["function"]["name"]: tool["function"]["parameters"] for tool in conversation.tools}
+        assert 1 <= len(declared) == len(conversation.tools) <= 6
+        for message in conversation.messages:
+            for name, arguments in calls_of(message):
+                jsonschema.Draft202012Validator(declared[name]).validate(arguments)
+                order = list(declared[name]["properties"])
+                assert list(arguments) == [key for key in order if key in arguments]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_value_of_a_call_was_said_by_the_user_as_it_stands(task: Any) -> None:
+    for conversation in items(task):
+        said = said_by(conversation, "user")
+        for message in conversation.messages:
+            for value in leaves([arguments for _, arguments in calls_of(message)]):
+                if not isinstance(value, bool):
+                    assert (value if isinstance(value, str) else json.dumps(value)) in said
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_wanted_turn_comes_last_and_only_thinking_items_have_thoughts(task: Any) -> None:
+    conversations = items(task)
+    for conversation in conversations:
+        wanted = conversation.messages[-1]
+        assert wanted["role"] == "assistant"
+        assert bool(wanted["content"]) != bool(wanted.get("tool_calls"))
+        assert ("reasoning_content" in wanted) == conversation.thinking
+        if not conversation.thinking:
+            assert not any("reasoning_content" in message for message in conversation.messages)
+    assert 0.4 < sum(conversation.thinking for conversation in conversations) / NUM_ITEMS < 0.6
+
+
+def test_each_task_wants_what_its_name_says() -> None:
+    assert all(len(calls_of(c.messages[-1])) == 1 for c in items(tool_single))
+    assert {len(calls_of(c.messages[-1])) for c in items(tool_parallel)} == {2, 3}
+    assert not any(calls_of(message) for c in items(tool_none) for message in c.messages)
+    assert all(c.messages[-1]["content"] and c.messages[-2]["role"] == "tool" for c in items(tool_result))
+    assert {bool(calls_of(c.messages[-1])) for c in items(tool_dialogue)} == {True, False}
+    assert 0.4 < sum(c.messages[-1]["content"] == REFUSAL for c in items(tool_none)) / NUM_ITEMS < 0.8
+
+
+def test_parallel_calls_of_one_turn_differ() -> None:
+    for conversation in items(tool_parallel):
+        calls = [json.dumps(call) for call in calls_of(conversation.messages[-1])]
+        assert len(set(calls)) == len(calls)
+
+
+def test_a_result_is_there_for_every_call_of_the_history() -> None:
+    for conversation in [*items(tool_result), *items(tool_dialogue)]:
+        waiting = 0
+        for message in conversation.messages:
+            waiting += len(calls_of(message)) if message["role"] == "assistant" else -(message["role"] == "tool")
+            assert waiting >= 0
+            if message["role"] == "user":
+                assert waiting == 0
+
+
+def test_an_answer_states_values_of_the_results() -> None:
+    stated = 0
+    for conversation in items(tool_result):
+        answer = conversation.messages[-1]["content"]
+        results = said_by(conversation, "tool")
+        if found := re.fullmatch(r"The [a-z ]+ is (.+)\.", answer):
+            parts = re.split(r",? (?:and )?the [a-z ]+ is | for ", found[1])
+            stated += parts[0] in results
+            assert parts[0] in results
+        elif found := re.fullmatch(r"The call failed: (.+)\.", answer):
+            assert found[1] in results
+    assert stated > NUM_ITEMS / 4
+
+
+def test_the_number_of_tools_can_be_set() -> None:
+    for num_tools in range(1, 7):
+        assert len(tool_single("test", 3, num_tools=num_tools).tools or []) == num_tools
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_an_item_renders_and_its_calls_can_be_read_back(task: Any) -> None:
+    template = ChatTemplate(TEMPLATE.read_text(encoding="utf-8"), ["<|user|>", "<|assistant|>", "<|endofassistant|>"])
+    for conversation in items(task)[:100]:
+        segments = template.render(
+            conversation.messages,
+            conversation.tools,
+            enable_thinking=conversation.thinking,
+            add_generation_prompt=False,
+        )
+        last = "".join(segment.text for segment in segments).rsplit("<|assistant|>", 1)[1]
+        read = []
+        for name, body in re.findall(r'<invoke name="(.*?)">(.*?)\n</invoke>', last, re.S):
+            read.append((name, re.findall(r'\n<parameter name="(.*?)">\n(.*?)\n</parameter>', body, re.S)))
+        assert read == [
+            (name, [(k, v if isinstance(v, str) else json.dumps(v, ensure_ascii=False)) for k, v in arguments.items()])
+            for name, arguments in calls_of(conversation.messages[-1])
+        ]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_held_out_prompts_are_not_among_the_first_training_ones(task: Any) -> None:
+    def prompt(conversation: Conversation) -> str:
+        return json.dumps([conversation.tools, conversation.messages[:-1]])
+
+    trained = {prompt(task("train", index)) for index in range(3000)}
+    assert not any(prompt(conversation) in trained for conversation in items(task))
+
+
+def test_no_word_for_a_verb_or_a_noun_has_two_meanings() -> None:
+    verbs = Counter(word for verb in VERBS.values() for word in verb.words)
+    nouns = Counter(noun for topic in TOPICS for noun in {topic.noun, *topic.synonyms})
+    assert max(verbs.values()) == max(nouns.values()) == 1
+    assert len({plural(noun) for noun in nouns}) == len(nouns)
+    assert not set(verbs) & set(nouns)
+
+
+def test_topics_name_known_verbs_kinds_and_fields() -> None:
+    assert len(TOPICS) >= 80
+    assert sum(len(topic.verbs) for topic in TOPICS) >= 250
+    for topic in TOPICS:
+        assert set(topic.verbs) <= set(VERBS)
+        assert set(topic.kinds) <= set(KINDS)
+        assert set(topic.fields) <= set(FIELDS)
+        assert not set(topic.fields) <= YES_NO
