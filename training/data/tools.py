@@ -78,6 +78,7 @@ class Exchange:
     steps: list[Step]
     call: Call | None = None
     asked: tuple[str, ...] = ()
+    noun: str = ""  # as the user named what the call is about
     fields: dict[str, Any] = field(default_factory=dict)
 
 
@@ -210,7 +211,7 @@ def _carried_out(
     else:
         fields = _drawn(rng, [*asked, *names[: 1 + below(rng, 4)]])
         result, answer = _result(rng, fields), _answer(" and the ".join(asked), {name: fields[name] for name in asked})
-    return Exchange(user, [Step(thought, calls=(call,), results=(result,)), answer], call, asked, fields)
+    return Exchange(user, [Step(thought, calls=(call,), results=(result,)), answer], call, asked, noun, fields)
 
 
 def _again(rng: random.Random, last: Exchange, call: Call) -> Exchange:
@@ -221,8 +222,7 @@ def _again(rng: random.Random, last: Exchange, call: Call) -> Exchange:
     user = pick(rng, _AGAIN).format(parameter.phrase(rng, value))
     thought = f"The user wants the same again: {_listed(changed)}"
     names = _field_names(rng, call.function)
-    noun = call.function.topic.noun
-    return _carried_out(rng, _asking(user, _question(rng, last.asked)), thought, changed, last.asked, names, noun)
+    return _carried_out(rng, _asking(user, _question(rng, last.asked)), thought, changed, last.asked, names, last.noun)
 
 
 def _more(rng: random.Random, last: Exchange, name: str) -> Exchange:
