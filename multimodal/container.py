@@ -1,0 +1,87 @@
+"""Opens the bytes of a sound or film file, and reads from them whatever can be read.
+
+Owns the list of formats, the choice of streams and the rule about damage: what is broken is passed over, as players
+do. FFmpeg's libraries stay behind this module, `sound_file` and `film_file`. Knows nothing of plans or models.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import av
+from av.audio.frame import AudioFrame
+from av.audio.stream import AudioStream
+from av.container import InputContainer
+from av.error import EOFError as EndOfFile
+from av.error import FFmpegError, InvalidDataError
+from av.packet import Packet
+from av.stream import Disposition, Stream
+from av.video.frame import VideoFrame
+from av.video.stream import VideoStream
+
+# Files that hold their media themselves: no playlist, which would name other files or hosts.
+_FORMATS = (
+    "mov", "mp4", "matroska", "webm", "avi", "flv", "mpegts", "mpeg", "asf", "ogg", "gif",
+    "mp3", "wav", "w64", "flac", "aac", "aiff", "au", "caf", "amr", "ac3", "eac3",
+)  # fmt: skip
+_OPTIONS = {"format_whitelist": ",".join(_FORMATS), "protocol_whitelist": "none"}
+
+
+@contextmanager
+def opened(data: bytes, kind: str) -> Iterator[InputContainer]:
+    """`kind` is the word for messages. What FFmpeg cannot do, here or in the body, is ValueError."""
+    try:
+        with av.open(io.BytesIO(data), "r", options=_OPTIONS, metadata_errors="replace") as container:
+            yield container
+    except FFmpegError as error:
+        raise ValueError(f"the {kind} cannot be decoded: {error.strerror}") from error
+
+
+def film_stream(container: InputContainer) -> VideoStream:
+    """The cover picture of a sound file is no film."""
+    for stream in container.streams.video:
+        if not stream.disposition & Disposition.attached_pic and stream.codec_context is not None:
+            stream.thread_type = "AUTO"
+            return stream
+    raise ValueError("the file holds no film that can be decoded")
+
+
+def sound_stream(container: InputContainer) -> AudioStream | None:
+    stream = container.streams.best("audio")
+    return stream if isinstance(stream, AudioStream) and stream.codec_context is not None else None
+
+
+def film_frames(container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
+    """From where the container stands to its end, in the order of display."""
+    for packet in _packets_then_flush(container, stream):
+        try:
+            yield from stream.decode(packet)
+        except InvalidDataError:
+            continue
+
+
+def sound_frames(container: InputContainer, stream: AudioStream) -> Iterator[AudioFrame]:
+    for packet in _packets_then_flush(container, stream):
+        try:
+            yield from stream.decode(packet)
+        except InvalidDataError:
+            continue
+
+
+def packets(container: InputContainer, stream: VideoStream | AudioStream) -> Iterator[Packet[Stream]]:
+    """Ends where the file is cut off."""
+    try:
+        for packet in container.demux(stream):
+            if packet.size:  # FFmpeg's own sign of the end has none
+                yield packet
+    except (InvalidDataError, EndOfFile):
+        return
+
+
+def _packets_then_flush(
+    container: InputContainer, stream: VideoStream | AudioStream
+) -> Iterator[Packet[Stream] | None]:
+    yield from packets(container, stream)
+    yield None

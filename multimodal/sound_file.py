@@ -1,0 +1,111 @@
+"""Sound files and the sound of films: bytes -> mono 16 kHz samples, each in its own place in time.
+
+Owns the mix to one channel (the mean, which cannot clip), resampling, and placing by the container's clock. Knows
+nothing of tokens or of how a film is cut.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import soxr  # type: ignore[import-untyped]
+from av.audio.frame import AudioFrame
+from av.audio.stream import AudioStream
+from av.container import InputContainer
+from numpy.typing import NDArray
+
+from multimodal.audio import SAMPLE_RATE
+from multimodal.container import opened, sound_frames, sound_stream
+
+LONGEST_S = 6 * 3600.0
+
+# Times in containers are rounded, to a millisecond or worse: only a larger step is a gap or a jump back.
+_JITTER_S = 0.1
+
+
+class SoundTrack(NamedTuple):
+    start_s: float  # on the container's clock
+    wave: NDArray[np.float32]  # [samples] at 16 kHz, within ±1
+
+
+@dataclass
+class _Run:
+    """Samples without a gap, at their own rate."""
+
+    start_s: float
+    rate: int
+    pieces: list[NDArray[np.float32]]
+    num_samples: int = 0
+
+    @property
+    def end_s(self) -> float:
+        return self.start_s + self.num_samples / self.rate
+
+    def append(self, mono: NDArray[np.float32]) -> None:
+        self.pieces.append(mono)
+        self.num_samples += mono.size
+
+
+def read_sound(data: bytes) -> NDArray[np.float32]:
+    """A sound file, or the sound of a film, from its first sample on."""
+    with opened(data, "sound") as container:
+        stream = sound_stream(container)
+        if stream is None:
+            raise ValueError("the file holds no sound that can be decoded")
+        return read_track(container, stream).wave
+
+
+def read_track(container: InputContainer, stream: AudioStream) -> SoundTrack:
+    """Gaps are silence. ValueError where nothing can be decoded."""
+    runs: list[_Run] = []
+    for frame in sound_frames(container, stream):
+        if not frame.samples:
+            continue
+        last = runs[-1] if runs else None
+        start_s = float(frame.pts * frame.time_base) if frame.pts is not None and frame.time_base else None
+        if start_s is None:
+            start_s = last.end_s if last else 0.0
+        if last is None or last.rate != frame.sample_rate or abs(start_s - last.end_s) > _JITTER_S:
+            last = _Run(start_s, frame.sample_rate, [])
+            runs.append(last)
+        last.append(_mono(frame))
+    if not runs:
+        raise ValueError("the sound holds no sample that can be decoded")
+    return _joined(runs)
+
+
+def _joined(runs: list[_Run]) -> SoundTrack:
+    start_s, end_s = min(run.start_s for run in runs), max(run.end_s for run in runs)
+    if end_s - start_s > LONGEST_S:
+        raise ValueError(f"a sound may last {LONGEST_S:.0f} seconds at most, got {end_s - start_s:.0f}")
+    resampled = [(round((run.start_s - start_s) * SAMPLE_RATE), _resample(run)) for run in runs]
+    wave = np.zeros(max(at + samples.size for at, samples in resampled), dtype=np.float32)
+    for at, samples in resampled:
+        wave[at : at + samples.size] = samples
+    return SoundTrack(start_s, np.clip(wave, -1.0, 1.0, out=wave))
+
+
+def _resample(run: _Run) -> NDArray[np.float32]:
+    samples = np.concatenate(run.pieces)
+    if run.rate == SAMPLE_RATE:
+        return samples
+    # The length is ours to set: soxr's is one off at times, and 0 for a few samples.
+    wanted = -(-samples.size * SAMPLE_RATE // run.rate)
+    resampled: NDArray[np.float32] = soxr.resample(samples, run.rate, SAMPLE_RATE)[:wanted]
+    return np.pad(resampled, (0, wanted - resampled.size))
+
+
+def _mono(frame: AudioFrame) -> NDArray[np.float32]:
+    """Mean of the channels, whole numbers scaled to ±1; what is no number becomes silence."""
+    values = frame.to_ndarray()  # planar: [channels, samples]; packed: [1, samples * channels]
+    if not frame.format.is_planar:
+        values = values.reshape(-1, frame.layout.nb_channels).T
+    if values.dtype.kind == "f":
+        numbers = np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
+        return np.asarray(numbers.mean(axis=0), dtype=np.float32)
+    loudest = 2.0 ** (8 * values.dtype.itemsize - 1)
+    offset = loudest if values.dtype.kind == "u" else 0.0
+    mean: NDArray[np.float64] = values.mean(axis=0, dtype=np.float64)
+    return ((mean - offset) / loudest).astype(np.float32)
