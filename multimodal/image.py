@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import math
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -22,6 +23,13 @@ CHANNELS = 3
 
 # Raster formats only: others that Pillow knows start programs (EPS) or render (WMF).
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM", "ICO", "JPEG2000")
+
+
+# What Pillow's decoders are known to raise on damaged files.
+_DECODER_FAILURES = (
+    OSError, SyntaxError, EOFError, ValueError, TypeError, LookupError, ArithmeticError, RuntimeError,
+    MemoryError, struct.error, Image.DecompressionBombError,
+)  # fmt: skip
 
 
 class Size(NamedTuple):
@@ -154,7 +162,7 @@ def upright_rgb(picture: Image.Image | bytes) -> NDArray[np.uint8]:
             with Image.open(io.BytesIO(picture), formats=_FORMATS) as opened:
                 return _upright_rgb(opened)
         return _upright_rgb(picture)
-    except (OSError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+    except _DECODER_FAILURES as error:
         raise ValueError(f"the picture cannot be decoded: {error}") from error
 
 

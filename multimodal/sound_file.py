@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import soxr  # type: ignore[import-untyped]
 from av.audio.frame import AudioFrame
+from av.audio.resampler import AudioResampler
 from av.audio.stream import AudioStream
 from av.container import InputContainer
 from numpy.typing import NDArray
@@ -60,6 +61,7 @@ def read_sound(data: bytes) -> NDArray[np.float32]:
 def read_track(container: InputContainer, stream: AudioStream) -> SoundTrack:
     """Gaps are silence. ValueError where nothing can be decoded."""
     runs: list[_Run] = []
+    mixer = _Mixer()
     for frame in sound_frames(container, stream):
         if not frame.samples:
             continue
@@ -70,7 +72,7 @@ def read_track(container: InputContainer, stream: AudioStream) -> SoundTrack:
         if last is None or last.rate != frame.sample_rate or abs(start_s - last.end_s) > _JITTER_S:
             last = _Run(start_s, frame.sample_rate, [])
             runs.append(last)
-        last.append(_mono(frame))
+        last.append(mixer.mono(frame))
     if not runs:
         raise ValueError("the sound holds no sample that can be decoded")
     return _joined(runs)
@@ -97,15 +99,18 @@ def _resample(run: _Run) -> NDArray[np.float32]:
     return np.pad(resampled, (0, wanted - resampled.size))
 
 
-def _mono(frame: AudioFrame) -> NDArray[np.float32]:
-    """Mean of the channels, whole numbers scaled to ±1; what is no number becomes silence."""
-    values = frame.to_ndarray()  # planar: [channels, samples]; packed: [1, samples * channels]
-    if not frame.format.is_planar:
-        values = values.reshape(-1, frame.layout.nb_channels).T
-    if values.dtype.kind == "f":
-        numbers = np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
-        return np.asarray(numbers.mean(axis=0), dtype=np.float32)
-    loudest = 2.0 ** (8 * values.dtype.itemsize - 1)
-    offset = loudest if values.dtype.kind == "u" else 0.0
-    mean: NDArray[np.float64] = values.mean(axis=0, dtype=np.float64)
-    return ((mean - offset) / loudest).astype(np.float32)
+class _Mixer:
+    """Frames of any sample format -> mean of their channels; what is no number becomes silence."""
+
+    def __init__(self) -> None:
+        self._converters: dict[tuple[str, str, int], AudioResampler] = {}
+
+    def mono(self, frame: AudioFrame) -> NDArray[np.float32]:
+        # Always packed before it is read: PyAV reads past the list of planes of a planar frame with 8 channels or more.
+        kind = (frame.format.name, frame.layout.name, frame.sample_rate)
+        if kind not in self._converters:
+            self._converters[kind] = AudioResampler(format="flt")
+        packed = self._converters[kind].resample(frame)
+        samples = np.concatenate([part.to_ndarray().reshape(-1, frame.layout.nb_channels) for part in packed])
+        mean: NDArray[np.float32] = np.nan_to_num(samples, nan=0.0, posinf=0.0, neginf=0.0).mean(axis=1)
+        return mean

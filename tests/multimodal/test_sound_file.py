@@ -70,6 +70,24 @@ def test_a_gap_between_packets_is_silence() -> None:
     assert rms(heard[32000:]) == pytest.approx(rms(heard[:8000]), abs=1e-3)
 
 
+def test_eight_channels_are_mixed_too() -> None:
+    channels = np.zeros((8, 16000), dtype=np.float32)
+    channels[0] = 0.8 * np.sin(np.arange(16000) * 0.2)
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format="matroska") as output:
+        track = output.add_stream("aac", rate=16000)
+        track.codec_context.layout = "7.1"
+        frame = av.AudioFrame.from_ndarray(channels.T.reshape(1, -1), format="flt", layout="7.1")
+        frame.sample_rate, frame.pts, frame.time_base = 16000, 0, Fraction(1, 16000)
+        output.mux(track.encode(frame))
+        output.mux(track.encode(None))
+
+    heard = read_sound(buffer.getvalue())
+
+    assert abs(heard.size - 16000) <= 2048
+    assert np.abs(heard[2000:14000]).max() == pytest.approx(0.1, abs=0.01)
+
+
 def rms(wave: NDArray[np.float32]) -> float:
     return float(np.sqrt(np.mean(np.square(wave))))
 
