@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from training.model.blocks import rms_norm
+from training.model.compiling import compiled_on_gpu
 from training.model.text import Norm
 
 EPS = 1e-6
@@ -46,9 +47,7 @@ class AudioLayer(nn.Module):
         """x: [chunks, tokens, width]; seen: bool [chunks, 1, 1, tokens]."""
         a = self.self_attn
         normed = rms_norm(x, self.self_attn_layer_norm.weight, EPS)
-        q, k, v = (
-            p(normed).view(*x.shape[:2], self.heads, -1).transpose(1, 2) for p in (a.q_proj, a.k_proj, a.v_proj)
-        )
+        q, k, v = (p(normed).view(*x.shape[:2], self.heads, -1).transpose(1, 2) for p in (a.q_proj, a.k_proj, a.v_proj))
         q, k = rotate_leading(q, cos, sin), rotate_leading(k, cos, sin)
         attended = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
         x = x + a.out_proj(attended.transpose(1, 2).flatten(2))
@@ -74,6 +73,9 @@ class SpeechEncoder(nn.Module):
         self.rotated = int(width // heads * ROTARY_SHARE)
 
     def forward(self, mel: Tensor, samples: Tensor) -> Tensor:
+        return encode_speech(mel, samples, self)
+
+    def encode(self, mel: Tensor, samples: Tensor) -> Tensor:
         valid = samples // SAMPLES_PER_FRAME
         x = _without_tail(mel[:, None], valid)
         for conv in (self.conv2d1, self.conv2d2, self.conv2d3):
@@ -88,6 +90,11 @@ class SpeechEncoder(nn.Module):
         for layer in self.layers:
             x = layer(x, angle.cos(), angle.sin(), seen[:, None, None])
         return rms_norm(x, self.layer_norm.weight, EPS)
+
+
+@compiled_on_gpu
+def encode_speech(mel: Tensor, samples: Tensor, encoder: SpeechEncoder) -> Tensor:
+    return encoder.encode(mel, samples)
 
 
 def _without_tail(x: Tensor, valid: Tensor) -> Tensor:
@@ -116,6 +123,6 @@ class AudioEncoder(nn.Module):
         self.audio_adapter = AudioAdapter(config)
 
     def forward(self, mel: Tensor, samples: Tensor) -> Tensor:
-        """mel: [chunks, bands, frames], frames a multiple of 8; samples: [chunks]. Returns [chunks, frames / 8, out]."""
+        """mel: [chunks, bands, frames], frames a multiple of 8; samples: [chunks]; out: [chunks, frames / 8, out]."""
         out: Tensor = self.audio_adapter.proj(self.dots_encoder.speech_encoder(mel, samples))
         return out

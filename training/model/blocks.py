@@ -6,6 +6,7 @@ bf16 under autocast on a GPU and fp32 on a CPU. Knows nothing of layers, checkpo
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -89,7 +90,7 @@ def packed_attention(
         return out
     pieces = []
     bounds = packing.bounds.tolist()
-    for start, end in zip(bounds[:-1], bounds[1:], strict=True):
+    for start, end in pairwise(bounds):
         if start == end:
             continue
         distance = torch.arange(end - start)[:, None] - torch.arange(end - start)[None, :]

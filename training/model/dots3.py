@@ -9,7 +9,6 @@ import re
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from training.model.audio import AudioEncoder
@@ -26,15 +25,26 @@ class Batch(NamedTuple):
 
     ids: Tensor  # int64 [tokens]
     positions: Tensor  # int64 [tokens]
-    targets: Tensor  # int64 [tokens], the next token where it is to be learnt, else IGNORED
     documents: Tensor  # int64 [tokens], number of the packed sequence
-    media_rows: Tensor  # int64 [tokens], row of the media table or -1
+    lengths: Tensor  # int64 [sequences], real tokens of each
+    media_rows: Tensor  # int64 [tokens], row of the table of media embeddings; any row where there is no media
+    is_media: Tensor  # bool [tokens]
     packing: Packing
+    learnt: Tensor  # int64 [learnt], positions whose next token is to be learnt, then any
+    learnt_targets: Tensor  # int64 [learnt], that token, then IGNORED
     patches: Tensor  # uint8 [patches, 588]
     places: Tensor  # int64 [patches, 2]
     patch_packing: Packing
-    mel: Tensor  # fp32 [chunks, bands, frames]
+    mel: Tensor  # [chunks, bands, frames]
     samples: Tensor  # int64 [chunks]
+
+    def to(self, device: torch.device) -> Batch:
+        def move(value: Tensor | Packing) -> Tensor | Packing:
+            if isinstance(value, Packing):
+                return value._replace(bounds=value.bounds.to(device, non_blocking=True))
+            return value.to(device, non_blocking=True)
+
+        return Batch(*(move(value) for value in self))
 
 
 class Dots3(nn.Module):
@@ -53,20 +63,23 @@ class Dots3(nn.Module):
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         pictures, loads = self.vision_encoder(normalised(batch.patches), batch.places, batch.patch_packing)
-        sounds = self.audio_encoder(batch.mel, batch.samples)
+        sounds = self.audio_encoder(batch.mel.to(x.dtype), batch.samples)
         table = torch.cat([pictures, sounds.flatten(0, 1)]).to(x.dtype)
         rows = table[batch.media_rows.clamp_min(0)]
         return torch.where((batch.media_rows >= 0)[:, None], rows, x), loads
 
-    def forward(self, batch: Batch, *, sparse: bool = False, keep_indexed: bool = False) -> tuple[Decoded, list[Tensor]]:
+    def forward(
+        self, batch: Batch, *, sparse: bool = False, keep_indexed: bool = False
+    ) -> tuple[Decoded, list[Tensor]]:
         x, vision_loads = self.embed(batch)
         decoded = self.model(x, batch.positions, batch.packing, sparse=sparse, keep_indexed=keep_indexed)
         return decoded, vision_loads
 
-    def draft_targets(self, batch: Batch, step: int) -> Tensor:
-        """What row i of draft step `step` is to predict: the target `step` rows on, within its sequence."""
-        targets, owner = (F.pad(t[step:], (0, step), value=IGNORED) for t in (batch.targets, batch.documents))
-        return torch.where(owner == batch.documents, targets, IGNORED)
+    def draft_rows(self, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
+        """Rows of draft step `step` (0: the main model) that predict the learnt tokens, and those tokens."""
+        rows = (batch.learnt - step).clamp_min(0)
+        inside = (batch.learnt >= step) & (batch.documents[rows] == batch.documents[batch.learnt])
+        return rows, torch.where(inside, batch.learnt_targets, IGNORED)
 
 
 def balance(model: Dots3, loads: list[Tensor], vision_loads: list[Tensor], rate: float) -> None:

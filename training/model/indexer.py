@@ -47,7 +47,11 @@ class Indexer(nn.Module):
             for t in (q, k)
         )
         weight = self.weights_proj(x) * (self.heads**-0.5 * self.width**-0.5)
-        return q.view(-1, length, self.heads, self.width), k.view(-1, length, self.width), weight.view(-1, length, self.heads)
+        return (
+            q.view(-1, length, self.heads, self.width),
+            k.view(-1, length, self.width),
+            weight.view(-1, length, self.heads),
+        )
 
 
 def index_scores(q: Tensor, k: Tensor, weight: Tensor) -> Tensor:

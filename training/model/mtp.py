@@ -13,7 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from training.model.blocks import rms_norm
-from training.model.text import Layer, Norm, Projected, linear, project_out
+from training.model.compiling import compiled_on_gpu
+from training.model.text import Layer, Norm, Projected, linear
+
+MASKED = -1e9  # a finite score: what is multiplied with it later must not overflow
 
 
 class MtpBlock(nn.Module):
@@ -44,8 +47,7 @@ class MtpBlock(nn.Module):
             projected = self.layer.project(x, geometry.angles(places))
             chain.append(projected)
             attended = chain_attention(chain, positions, documents, geometry.window or 1)
-            x = project_out(x, attended, projected.gate, self.layer.self_attn.o_proj.weight)
-            x, _ = self.layer.feed_forward(x)
+            x, _ = self.layer.finish(x, attended, projected.gate)
             hidden = rms_norm(x, self.final_norm.weight, self.eps)
             states.append(hidden)
         return states
@@ -54,25 +56,42 @@ class MtpBlock(nn.Module):
 def chain_attention(chain: list[Projected], positions: Tensor, documents: Tensor, window: int) -> Tensor:
     """Attention of the newest draft step: the windowed rows of step 1, then its own chain. [tokens, heads, value]."""
     newest, base = chain[-1], chain[0]
-    ahead = len(chain) - 1
-    tokens, heads, width = newest.q.shape
+    keys, values = [past.k for past in chain[1:]], [past.v for past in chain[1:]]
+    return attend_to_chain(newest.q, base.k, base.v, keys, values, positions, documents, window)
+
+
+@compiled_on_gpu
+def attend_to_chain(
+    q: Tensor, k: Tensor, v: Tensor, chain_keys: list[Tensor], chain_values: list[Tensor],
+    positions: Tensor, documents: Tensor, window: int,
+) -> Tensor:  # fmt: skip
+    """Banded: blocks of window - 1 queries see their own block and the one before, and each its own chain's rows."""
+    ahead = len(chain_keys)
+    tokens, heads, width = q.shape
     block = max(window - 1, 1)
     pad = -tokens % block
-    q, k, v = (F.pad(t, (0, 0, 0, 0, 0, pad)).view(-1, block, heads, t.shape[-1]) for t in (newest.q, base.k, base.v))
+    banded_q, banded_k, banded_v = (
+        F.pad(t, (0, 0, 0, 0, 0, pad)).view(-1, block, heads, t.shape[-1]) for t in (q, k, v)
+    )
     place = F.pad(positions, (0, pad), value=-1).view(-1, block)
     owner = F.pad(documents, (0, pad), value=-1).view(-1, block)
-    k, v = (torch.cat([F.pad(t, (0, 0, 0, 0, 0, 0, 1, 0))[:-1], t], dim=1) for t in (k, v))  # with the block before
+    banded_k, banded_v = (_with_block_before(t) for t in (banded_k, banded_v))
     key_place, key_owner = (torch.cat([F.pad(t, (0, 0, 1, 0), value=-2)[:-1], t], dim=1) for t in (place, owner))
     distance = place[:, :, None] - key_place[:, None, :]
     seen = (distance >= 0) & (distance + ahead < window) & (owner[:, :, None] == key_owner[:, None, :])
     scale = width**-0.5
-    dots = torch.einsum("bqhd,bkhd->bhqk", q, k).float() * scale
-    dots = dots.masked_fill(~seen[:, None], torch.finfo(torch.float32).min)
-    own = [(newest.q * past.k).sum(-1).float() * scale for past in chain[1:]]  # each [tokens, heads]
+    dots = torch.einsum("bqhd,bkhd->bhqk", banded_q, banded_k).float() * scale
+    dots = dots.masked_fill(~seen[:, None], MASKED)
+    own = [(q * key).sum(-1).float() * scale for key in chain_keys]  # each [tokens, heads]
     own = [F.pad(t, (0, 0, 0, pad)).view(-1, block, heads).transpose(1, 2)[..., None] for t in own]
     weights = torch.cat([dots, *own], dim=-1).softmax(-1).to(v.dtype)
-    out = torch.einsum("bhqk,bkhd->bqhd", weights[..., : 2 * block], v).reshape(-1, heads, v.shape[-1])[:tokens]
-    for i, past in enumerate(chain[1:]):
+    out = torch.einsum("bhqk,bkhd->bqhd", weights[..., : 2 * block], banded_v).reshape(-1, heads, v.shape[-1])[:tokens]
+    for i, value in enumerate(chain_values):
         weight = weights[..., 2 * block + i].transpose(1, 2).reshape(-1, heads)[:tokens]
-        out = out + weight[..., None] * past.v
+        out = out + weight[..., None] * value
     return out
+
+
+def _with_block_before(t: Tensor) -> Tensor:
+    """[blocks, block, heads, dim] -> [blocks, 2 * block, heads, dim]; nothing stands before the first."""
+    return torch.cat([F.pad(t, (0, 0, 0, 0, 0, 0, 1, 0))[:-1], t], dim=1)

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from training.model.blocks import Packing, packed_attention, rms_norm, rotate_pairs, routed_experts, swiglu
+from training.model.compiling import compiled_on_gpu
 from training.model.indexer import Indexer, sparse_attention
 
 
@@ -58,6 +59,7 @@ class Projected(NamedTuple):
     x: Tensor  # [tokens, hidden], the normed input
 
 
+@compiled_on_gpu
 def project(
     x: Tensor, angles: tuple[Tensor, Tensor], weights: list[Tensor], geometry: Geometry, eps: float
 ) -> Projected:
@@ -81,15 +83,24 @@ def project_out(x: Tensor, attended: Tensor, gate: Tensor, o_proj: Tensor) -> Te
     return x + F.linear(gated.flatten(1), o_proj)
 
 
-def dense_mlp(x: Tensor, norm: Tensor, eps: float, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    return x + swiglu(rms_norm(x, norm, eps), gate, up, down)
+@compiled_on_gpu
+def finish_dense(
+    x: Tensor, attended: Tensor, gate: Tensor, o_proj: Tensor, norm: Tensor, eps: float, mlp: list[Tensor]
+) -> Tensor:
+    """The layer after its attention: gated output projection, then the dense MLP."""
+    x = project_out(x, attended, gate, o_proj)
+    return x + swiglu(rms_norm(x, norm, eps), *mlp)
 
 
-def moe_mlp(
-    x: Tensor, norm: Tensor, eps: float, weights: list[Tensor], shared: list[Tensor], top_k: int
-) -> tuple[Tensor, Tensor]:
+@compiled_on_gpu
+def finish_moe(
+    x: Tensor, attended: Tensor, gate: Tensor, o_proj: Tensor, norm: Tensor, eps: float,
+    mlp: list[Tensor], shared: list[Tensor], top_k: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The same with experts; also returns their load."""
+    x = project_out(x, attended, gate, o_proj)
     normed = rms_norm(x, norm, eps)
-    routed = routed_experts(normed, *weights, top_k)
+    routed = routed_experts(normed, *mlp, top_k)
     return x + routed.y + swiglu(normed, *shared), routed.load
 
 
@@ -132,7 +143,11 @@ class Attention(nn.Module):
 class DenseMlp(nn.Module):
     def __init__(self, hidden: int, inter: int) -> None:
         super().__init__()
-        self.gate_proj, self.up_proj, self.down_proj = linear(hidden, inter), linear(hidden, inter), linear(inter, hidden)
+        self.gate_proj, self.up_proj, self.down_proj = (
+            linear(hidden, inter),
+            linear(hidden, inter),
+            linear(inter, hidden),
+        )
 
     def weights(self) -> list[Tensor]:
         return [self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight]
@@ -185,11 +200,12 @@ class Layer(nn.Module):
         attn = self.self_attn
         return project(x, angles, attn.weights(self.input_layernorm.weight), attn.geometry, self.eps)
 
-    def feed_forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        norm = self.post_attention_layernorm.weight
+    def finish(self, x: Tensor, attended: Tensor, gate: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The residual stream after attention and MLP, and the load of the experts if there are any."""
+        rest = (x, attended, gate, self.self_attn.o_proj.weight, self.post_attention_layernorm.weight, self.eps)
         if isinstance(self.mlp, DenseMlp):
-            return dense_mlp(x, norm, self.eps, *self.mlp.weights()), None
-        return moe_mlp(x, norm, self.eps, self.mlp.weights(), self.mlp.shared_experts.weights(), self.mlp.top_k)
+            return finish_dense(*rest, self.mlp.weights()), None
+        return finish_moe(*rest, self.mlp.weights(), self.mlp.shared_experts.weights(), self.mlp.top_k)
 
     def attend(self, projected: Projected, packing: Packing, sparse: bool) -> Tensor:
         """[tokens, heads, value]; `sparse` keeps only the keys that the indexer picks (rows of equal length)."""
@@ -231,8 +247,7 @@ class TextModel(nn.Module):
             if keep_indexed and not sliding:
                 indexed.append(projected)
             attended = layer.attend(projected, packing, sparse)
-            x = project_out(x, attended, projected.gate, layer.self_attn.o_proj.weight)
-            x, load = layer.feed_forward(x)
+            x, load = layer.finish(x, attended, projected.gate)
             if load is not None:
                 loads.append(load)
         return Decoded(rms_norm(x, self.norm.weight, self.eps), loads, indexed)

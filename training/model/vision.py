@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from training.model.blocks import Packing, packed_attention, rms_norm, rotate_halves, routed_experts, swiglu
+from training.model.compiling import compiled_on_gpu
 from training.model.text import Experts, Norm, linear
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -58,13 +59,36 @@ class VisionMoe(nn.Module):
         self.experts = Experts(experts, width, inter)
 
 
+@compiled_on_gpu
 def vision_qkv(
-    x: Tensor, norm: Tensor, qkv: Tensor, q_norm: Tensor, k_norm: Tensor, cos: Tensor, sin: Tensor, heads: int, eps: float
+    x: Tensor,
+    norm: Tensor,
+    qkv: Tensor,
+    q_norm: Tensor,
+    k_norm: Tensor,
+    angles: tuple[Tensor, Tensor],
+    heads: int,
+    eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v = F.linear(rms_norm(x, norm, eps), qkv).view(x.shape[0], 3, heads, -1).unbind(1)
-    q = rotate_halves(rms_norm(q, q_norm, eps), cos, sin)
-    k = rotate_halves(rms_norm(k, k_norm, eps), cos, sin)
+    q = rotate_halves(rms_norm(q, q_norm, eps), *angles)
+    k = rotate_halves(rms_norm(k, k_norm, eps), *angles)
     return q, k, v.contiguous()
+
+
+@compiled_on_gpu
+def vision_dense(x: Tensor, attended: Tensor, proj: Tensor, norm: Tensor, eps: float, mlp: list[Tensor]) -> Tensor:
+    x = x + F.linear(attended.flatten(1), proj)
+    return x + swiglu(rms_norm(x, norm, eps), *mlp)
+
+
+@compiled_on_gpu
+def vision_moe(
+    x: Tensor, attended: Tensor, proj: Tensor, norm: Tensor, eps: float, mlp: list[Tensor], top_k: int
+) -> tuple[Tensor, Tensor]:
+    x = x + F.linear(attended.flatten(1), proj)
+    routed = routed_experts(rms_norm(x, norm, eps), *mlp, top_k)
+    return x + routed.y, routed.load
 
 
 class Block(nn.Module):
@@ -83,17 +107,15 @@ class Block(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, packing: Packing) -> tuple[Tensor, Tensor | None]:
         a = self.attn
         q, k, v = vision_qkv(
-            x, self.norm_1.weight, a.qkv.weight, a.q_norm.weight, a.k_norm.weight, cos, sin, a.heads, self.eps
+            x, self.norm_1.weight, a.qkv.weight, a.q_norm.weight, a.k_norm.weight, (cos, sin), a.heads, self.eps
         )
         attended = packed_attention(q, k, v, packing, q.shape[-1] ** -0.5, causal=False)
-        x = x + F.linear(attended.flatten(1), a.proj.weight)
-        normed = rms_norm(x, self.norm_2.weight, self.eps)
+        rest = (x, attended, a.proj.weight, self.norm_2.weight, self.eps)
         m = self.mlp
         if isinstance(m, VisionMlp):
-            return x + swiglu(normed, m.fc1.weight, m.fc3.weight, m.fc2.weight), None
+            return vision_dense(*rest, [m.fc1.weight, m.fc3.weight, m.fc2.weight]), None
         e = m.experts
-        routed = routed_experts(normed, m.gate_weight, m.router_bias, e.gate_proj, e.up_proj, e.down_proj, m.top_k)
-        return x + routed.y, routed.load
+        return vision_moe(*rest, [m.gate_weight, m.router_bias, e.gate_proj, e.up_proj, e.down_proj], m.top_k)
 
 
 class Adapter(nn.Module):

@@ -1,0 +1,89 @@
+"""The recipe: which stages the tiny checkpoint is trained in, for how long, on what.
+
+Dense attention first, then the indexer against it, then everything with the indexer's selection. Owns the numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from training.packing import Caps
+from training.tasks import TASKS
+
+FLAT_SHORT, FLAT_LONG = 1024, 8192
+
+
+@dataclass(frozen=True)
+class Stage:
+    name: str
+    kind: Literal["dense", "indexer", "sparse"]
+    steps: int
+    lr_from: float  # factors of the peak rates, linear in between
+    lr_to: float
+    draft_depth: int  # steps of the draft block that are trained
+    flat_limits: tuple[int, ...]
+    rows: tuple[int, ...] = ()
+    warmup_steps: int = 0
+
+    def factor(self, step: int) -> float:
+        ramp = min(1.0, (step + 1) / self.warmup_steps) if self.warmup_steps else 1.0
+        return ramp * (self.lr_from + (self.lr_to - self.lr_from) * step / max(1, self.steps))
+
+
+@dataclass(frozen=True)
+class Recipe:
+    seed: int
+    caps: Caps
+    stages: tuple[Stage, ...]
+    muon_lr: float = 0.02
+    adam_lr: float = 4e-3
+    balance_rate: float = 1e-3
+    draft_weight: float = 0.3
+    mass_weight: float = 0.02  # pulls attention mass onto the selected keys in the sparse stage
+    indexer_queries: int = 4096  # sampled a batch
+    watch_every: int = 1000
+    watch_items: int = 64  # a task
+
+    @property
+    def weights(self) -> dict[str, float]:
+        return {name: task.weight for name, task in TASKS.items()}
+
+
+# Everything up to top-k keys is dense by nature; longer sequences stand one a row.
+SPARSE_ROWS = (512, 1024, 2048, 8192)
+SPARSE_FLAT = (256,)
+
+
+def full_recipe(dense_steps: int, indexer_steps: int, sparse_steps: int) -> Recipe:
+    caps = Caps(tokens=81920, learnt=30720, patches=35840, chunks=200, longest_picture=1024)
+    both = (FLAT_SHORT, FLAT_LONG)
+    half = dense_steps // 2
+    return Recipe(
+        seed=1,
+        caps=caps,
+        stages=(
+            Stage("dense", "dense", half, 1.0, 1.0, 1, both, warmup_steps=200),
+            Stage("dense-drafts", "dense", dense_steps - half, 1.0, 0.4, 3, both),
+            Stage("indexer", "indexer", indexer_steps, 1.0, 0.3, 0, (), SPARSE_ROWS),
+            Stage("sparse", "sparse", sparse_steps, 0.4, 0.0, 3, SPARSE_FLAT, SPARSE_ROWS),
+        ),
+    )
+
+
+def smoke_recipe() -> Recipe:
+    """Every stage and every code path in a minute on a CPU; the result knows nothing."""
+    caps = Caps(tokens=2048, learnt=1024, patches=2048, chunks=8, longest_picture=1024)
+    return Recipe(
+        seed=1,
+        caps=caps,
+        stages=(
+            Stage("dense", "dense", 2, 1.0, 1.0, 1, (2048,), warmup_steps=1),
+            Stage("dense-drafts", "dense", 1, 1.0, 0.4, 3, (2048,)),
+            Stage("indexer", "indexer", 1, 1.0, 0.3, 0, (), (1024,)),
+            Stage("sparse", "sparse", 2, 0.4, 0.0, 3, (256,), (1024,)),
+        ),
+        indexer_queries=64,
+        watch_every=10**9,
+        watch_items=1,
+    )
