@@ -1,7 +1,7 @@
-"""Muon for the matrices, AdamW for everything else; both read one learning-rate factor a step.
+"""Muon for the matrices, AdamW for embeddings, head and vectors; both read one learning-rate factor a step.
 
-Muon: Jordan et al., 2024 (orthogonalised momentum by a Newton-Schulz iteration). Matrices of one shape are stacked, so
-that a step costs few launches.
+Muon: Jordan et al., 2024 (orthogonalised momentum by a Newton-Schulz iteration). Matrices of one shape are stacked; on
+a GPU the whole update is one captured graph, since its thousands of small launches would outlast the arithmetic.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # coefficients of the published quintic
 NEWTON_SCHULZ_STEPS = 5
+CONVOLUTION_NDIM = 4  # a convolution counts as one matrix [out, everything else]; experts are stacks of matrices
+WARM_UPS = 2  # updates before the graph is captured
 
 
 def orthogonalised(g: Tensor) -> Tensor:
@@ -30,32 +32,55 @@ def orthogonalised(g: Tensor) -> Tensor:
 
 
 class Muon:
-    def __init__(
-        self, named: list[tuple[str, nn.Parameter]], lr: float, momentum: float = 0.95, decay: float = 0.01
-    ) -> None:
+    """One component's matrices: they are trained at the same time, so all have gradients, or none."""
+
+    def __init__(self, params: list[nn.Parameter], lr: float, momentum: float = 0.95, decay: float = 0.01) -> None:
         self.lr, self.momentum, self.decay = lr, momentum, decay
-        by_shape: dict[tuple[str, tuple[int, ...]], list[nn.Parameter]] = defaultdict(list)
-        for name, param in named:
-            by_shape[_component(name), tuple(param.shape)].append(param)
+        self.params = params
+        self.gradients = [torch.zeros_like(p) for p in params]
+        by_shape: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for i, param in enumerate(params):
+            by_shape[tuple(param.shape)].append(i)
         self.groups = list(by_shape.values())
-        self.momenta = [torch.zeros(len(group), *group[0].shape, device=group[0].device) for group in self.groups]
+        self.momenta = [torch.zeros_like(torch.stack([params[i] for i in group]).detach()) for group in self.groups]
+        self.factor = torch.zeros((), device=params[0].device)
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.updates = 0
 
     @torch.no_grad()
     def step(self, factor: float) -> None:
+        present = [p.grad for p in self.params if p.grad is not None]
+        if not present:
+            return
+        if len(present) < len(self.params):
+            raise ValueError(f"only {len(present)} of {len(self.params)} matrices of a component have gradients")
+        torch._foreach_copy_(self.gradients, present)
+        self.factor.fill_(factor)
+        if self.graph is not None:
+            self.graph.replay()
+            return
+        if self.factor.is_cuda and self.updates == WARM_UPS:
+            torch.cuda.synchronize()
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):  # loaders pin memory meanwhile
+                self._update()
+            self.graph.replay()
+            return
+        self.updates += 1
+        self._update()
+
+    def _update(self) -> None:
         for group, momentum in zip(self.groups, self.momenta, strict=True):
-            active = [p for p in group if p.grad is not None]
-            if len(active) < len(group):
-                if active:
-                    raise ValueError("matrices of one shape in one component must all have gradients, or none")
-                continue
-            gradient = torch.stack([p.grad for p in group])  # type: ignore[misc]
+            gradient = torch.stack([self.gradients[i] for i in group])
             momentum.lerp_(gradient, 1 - self.momentum)
-            update = orthogonalised(gradient.lerp_(momentum, self.momentum))
-            rows, columns = group[0].shape[-2:]
-            lr = self.lr * factor
-            update.mul_(max(1.0, rows / columns) ** 0.5 * -lr)
-            torch._foreach_mul_(group, 1 - lr * self.decay)
-            torch._foreach_add_(group, list(update.unbind(0)))
+            gradient.lerp_(momentum, self.momentum)
+            flat = gradient.flatten(2) if gradient.ndim == CONVOLUTION_NDIM + 1 else gradient
+            rows, columns = flat.shape[-2:]
+            scale = self.factor * (-self.lr * max(1.0, rows / columns) ** 0.5)
+            update = orthogonalised(flat).view_as(gradient) * scale
+            params = [self.params[i] for i in group]
+            torch._foreach_mul_(params, 1 - self.factor * (self.lr * self.decay))
+            torch._foreach_add_(params, list(update.unbind(0)))
 
     def state_dict(self) -> dict[str, Any]:
         return {"momenta": self.momenta}
@@ -66,51 +91,32 @@ class Muon:
 
 
 class Optimiser:
-    """Chooses by shape and name: routers, embeddings, the head, convolutions and vectors go to AdamW."""
-
     def __init__(self, model: nn.Module, muon_lr: float, adam_lr: float) -> None:
-        named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-        matrices = [(n, p) for n, p in named if _is_inner_matrix(n, p)]
-        rest = [p for n, p in named if not _is_inner_matrix(n, p)]
-        self.muon = Muon(matrices, muon_lr)
+        components: dict[str, list[nn.Parameter]] = defaultdict(list)
+        rest = []
+        for name, param in model.named_parameters():
+            if param.ndim < 2 or "embed_tokens" in name or "lm_head" in name:
+                rest.append(param)
+            else:
+                components["indexer" if ".indexer." in name else name.split(".")[0]].append(param)
+        self.muons = {name: Muon(params, muon_lr) for name, params in components.items()}
         self.adam_lr = adam_lr
-        fused = rest[0].is_cuda
-        self.adam = torch.optim.AdamW(rest, lr=adam_lr, betas=(0.9, 0.98), weight_decay=0.0, fused=fused)
+        self.adam = torch.optim.AdamW(rest, lr=adam_lr, betas=(0.9, 0.98), weight_decay=0.0, fused=rest[0].is_cuda)
+        self.params = list(model.parameters())
 
     def step(self, factor: float) -> None:
-        self.muon.step(factor)
+        for muon in self.muons.values():
+            muon.step(factor)
         for group in self.adam.param_groups:
             group["lr"] = self.adam_lr * factor
         self.adam.step()
-        for param in [p for g in self.muon.groups for p in g]:
+        for param in self.params:
             param.grad = None
-        self.adam.zero_grad(set_to_none=True)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"muon": self.muon.state_dict(), "adam": self.adam.state_dict()}
+        return {"muons": {name: m.state_dict() for name, m in self.muons.items()}, "adam": self.adam.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.muon.load_state_dict(state["muon"])
+        for name, muon in self.muons.items():
+            muon.load_state_dict(state["muons"][name])
         self.adam.load_state_dict(state["adam"])
-
-
-def _component(name: str) -> str:
-    """Parts that are trained at different times."""
-    return "indexer" if ".indexer." in name else name.split(".")[0]
-
-
-_OUTER = ("embed_tokens", "lm_head", ".gate.weight", "gate_weight", "conv2d", "patch_embed", "g_proj", "weights_proj")
-
-
-def _is_inner_matrix(name: str, param: nn.Parameter) -> bool:
-    outer = (
-        "embed_tokens",
-        "lm_head",
-        ".gate.weight",
-        "gate_weight",
-        "conv2d",
-        "patch_embed",
-        "g_proj",
-        "weights_proj",
-    )
-    return param.ndim in (2, 3) and not any(part in name for part in outer)

@@ -72,6 +72,7 @@ def build(examples: list[Example], caps: Caps, pad_id: int) -> Batch:
     media_rows = np.arange(caps.tokens) % media_table_rows(caps)
     learnt = np.arange(caps.learnt) % caps.tokens
     learnt_targets = np.full(caps.learnt, IGNORED, dtype=np.int64)
+    learnt_weights = np.zeros(caps.learnt, dtype=np.float32)
     bounds = [0]
     num_learnt = start = 0
     media = _MediaTable(caps)
@@ -84,8 +85,9 @@ def build(examples: list[Example], caps: Caps, pad_id: int) -> Batch:
         media_rows[start + example.media_tokens] = media.add(example)
         is_media[start + example.media_tokens] = True
         places = np.flatnonzero(example.targets != IGNORED)
-        learnt[num_learnt : num_learnt + len(places)] = start + places
-        learnt_targets[num_learnt : num_learnt + len(places)] = example.targets[places]
+        span = slice(num_learnt, num_learnt + len(places))
+        learnt[span], learnt_targets[span] = start + places, example.targets[places]
+        learnt_weights[span] = len(places) ** -0.5  # long answers must not drown the short ones
         num_learnt += len(places)
         bounds.append(end)
         start = end
@@ -107,6 +109,7 @@ def build(examples: list[Example], caps: Caps, pad_id: int) -> Batch:
         packing=Packing(torch.tensor(bounds, dtype=torch.int32), longest),
         learnt=torch.from_numpy(learnt),
         learnt_targets=torch.from_numpy(learnt_targets),
+        learnt_weights=torch.from_numpy(learnt_weights),
         patches=torch.from_numpy(media.patches),
         places=torch.from_numpy(media.places),
         patch_packing=media.packing(),

@@ -56,7 +56,7 @@ SPARSE_FLAT = (256,)
 
 
 def full_recipe(dense_steps: int, indexer_steps: int, sparse_steps: int) -> Recipe:
-    caps = Caps(tokens=81920, learnt=30720, patches=35840, chunks=200, longest_picture=1024)
+    caps = Caps(tokens=98304, learnt=36864, patches=43008, chunks=240, longest_picture=1024)
     both = (FLAT_SHORT, FLAT_LONG)
     half = dense_steps // 2
     return Recipe(

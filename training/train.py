@@ -7,6 +7,7 @@ Owns the loop, its state on disk and its log. The recipe stands in `training/sta
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -35,8 +36,11 @@ ITEMS_A_STEP = 1000  # more than any step draws of one task: how far apart the i
 
 
 @compiled_on_gpu
-def token_loss(hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(F.linear(hidden, head).float(), targets, ignore_index=IGNORED)
+def token_loss(hidden: Tensor, head: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    """Weighted mean over the rows that have a target."""
+    losses = F.cross_entropy(F.linear(hidden, head).float(), targets, ignore_index=IGNORED, reduction="none")
+    weights = weights * (targets != IGNORED)
+    return (losses * weights).sum() / weights.sum().clamp_min(1e-6)
 
 
 class Trainer:
@@ -79,13 +83,17 @@ class Trainer:
     def _token_losses(self, batch: Batch, decoded: Decoded, depth: int, figures: dict[str, Tensor]) -> Tensor:
         model = self.model
         head = model.lm_head.weight
-        figures["loss"] = token_loss(decoded.hidden.index_select(0, batch.learnt), head, batch.learnt_targets)
+        figures["loss"] = token_loss(
+            decoded.hidden.index_select(0, batch.learnt), head, batch.learnt_targets, batch.learnt_weights
+        )
         total = figures["loss"]
         # The draft block learns from the model and never pulls at it.
         states = model.mtp(batch.ids, batch.positions, batch.documents, decoded.hidden.detach(), depth)
         for step, hidden in enumerate(states, start=1):
             rows, targets = model.draft_rows(batch, step)
-            figures[f"draft{step}"] = token_loss(hidden.index_select(0, rows), head.detach(), targets)
+            figures[f"draft{step}"] = token_loss(
+                hidden.index_select(0, rows), head.detach(), targets, batch.learnt_weights
+            )
             total = total + self.recipe.draft_weight * figures[f"draft{step}"]
         return total
 
@@ -192,6 +200,8 @@ def run(trainer: Trainer, out: Path, workers: int, deadline: float) -> bool:
                     figures = {key: round(torch.stack(values).mean().item(), 5) for key, values in sums.items()}
                     rate = (trainer.step - since) * recipe.caps.tokens / (time.monotonic() - began)
                     note({"stage": stage.name, "step": trainer.step, "tokens_per_s": round(rate)} | figures)
+                    if not all(math.isfinite(value) for value in figures.values()):
+                        raise FloatingPointError(f"{stage.name} step {trainer.step}: {figures}")
                     began, since = time.monotonic(), trainer.step
                     sums.clear()
                     if time.monotonic() > deadline:
@@ -220,11 +230,11 @@ def main(
     trainer = Trainer(recipe, device)
     if (out / "state.pt").exists():
         trainer.resume(out / "state.pt")
-    if trainer.stage == len(recipe.stages) or run(trainer, out, 0 if smoke else workers, deadline):
-        write_checkpoint(trainer.model, out / "checkpoint")
-        typer.echo(f"checkpoint written to {out / 'checkpoint'}")
-    else:
-        typer.echo("time limit reached; run the same command again to go on")
+    finished = trainer.stage == len(recipe.stages) or run(trainer, out, 0 if smoke else workers, deadline)
+    write_checkpoint(trainer.model, out / "checkpoint")
+    typer.echo(f"checkpoint written to {out / 'checkpoint'}")
+    if not finished:
+        typer.echo("time limit reached before the recipe's end; run the same command again to go on")
 
 
 if __name__ == "__main__":

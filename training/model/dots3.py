@@ -32,6 +32,7 @@ class Batch(NamedTuple):
     packing: Packing
     learnt: Tensor  # int64 [learnt], positions whose next token is to be learnt, then any
     learnt_targets: Tensor  # int64 [learnt], that token, then IGNORED
+    learnt_weights: Tensor  # fp32 [learnt]
     patches: Tensor  # uint8 [patches, 588]
     places: Tensor  # int64 [patches, 2]
     patch_packing: Packing
@@ -65,12 +66,12 @@ class Dots3(nn.Module):
         pictures, loads = self.vision_encoder(normalised(batch.patches), batch.places, batch.patch_packing)
         sounds = self.audio_encoder(batch.mel.to(x.dtype), batch.samples)
         table = torch.cat([pictures, sounds.flatten(0, 1)]).to(x.dtype)
-        rows = table[batch.media_rows.clamp_min(0)]
-        return torch.where((batch.media_rows >= 0)[:, None], rows, x), loads
+        return torch.where(batch.is_media[:, None], table.index_select(0, batch.media_rows), x), loads
 
     def forward(
         self, batch: Batch, *, sparse: bool = False, keep_indexed: bool = False
     ) -> tuple[Decoded, list[Tensor]]:
+        """Hidden states, and the loads of the vision experts. `sparse` wants rows of equal length."""
         x, vision_loads = self.embed(batch)
         decoded = self.model(x, batch.positions, batch.packing, sparse=sparse, keep_indexed=keep_indexed)
         return decoded, vision_loads
