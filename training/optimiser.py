@@ -34,7 +34,7 @@ def orthogonalised(g: Tensor) -> Tensor:
 class Muon:
     """One component's matrices: they are trained at the same time, so all have gradients, or none."""
 
-    def __init__(self, params: list[nn.Parameter], lr: float, momentum: float = 0.95, decay: float = 0.01) -> None:
+    def __init__(self, params: list[nn.Parameter], lr: float, momentum: float = 0.95, decay: float = 0.1) -> None:
         self.lr, self.momentum, self.decay = lr, momentum, decay
         self.params = params
         self.gradients = [torch.zeros_like(p) for p in params]
@@ -102,9 +102,17 @@ class Optimiser:
         self.muons = {name: Muon(params, muon_lr) for name, params in components.items()}
         self.adam_lr = adam_lr
         self.adam = torch.optim.AdamW(rest, lr=adam_lr, betas=(0.9, 0.98), weight_decay=0.0, fused=rest[0].is_cuda)
-        self.params = list(model.parameters())
+        self.names, self.params = zip(*model.named_parameters(), strict=True)
+        self.spoilt = torch.zeros(len(self.params), device=rest[0].device)  # steps with a non-finite gradient
 
     def step(self, factor: float) -> None:
+        """A step with any gradient that is not finite moves nothing new; `spoilt` counts whose it was."""
+        places = [i for i, p in enumerate(self.params) if p.grad is not None]
+        gradients = [self.params[i].grad for i in places]
+        bad = ~torch.isfinite(torch.stack(torch._foreach_norm(gradients)))
+        self.spoilt[places] += bad
+        for gradient in gradients:
+            gradient.masked_fill_(bad.any(), 0.0)
         for muon in self.muons.values():
             muon.step(factor)
         for group in self.adam.param_groups:
@@ -112,6 +120,12 @@ class Optimiser:
         self.adam.step()
         for param in self.params:
             param.grad = None
+
+    def take_spoilt(self) -> dict[str, int]:
+        """Counts by parameter since the last call."""
+        counts = {name: int(n) for name, n in zip(self.names, self.spoilt.tolist(), strict=True) if n}
+        self.spoilt.zero_()
+        return counts
 
     def state_dict(self) -> dict[str, Any]:
         return {"muons": {name: m.state_dict() for name, m in self.muons.items()}, "adam": self.adam.state_dict()}

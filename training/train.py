@@ -7,7 +7,6 @@ Owns the loop, its state on disk and its log. The recipe stands in `training/sta
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -32,6 +31,8 @@ from training.optimiser import Optimiser
 from training.stages import Recipe, Stage, full_recipe, smoke_recipe
 from training.stream import Source, Stream, Watched, watched_batches
 
+MAX_SPOILT = 10  # steps in 50 whose gradients are not finite; more is no accident
+NEXT_STAGE_AHEAD = 150  # steps before a stage's end at which the next one's workers start
 ITEMS_A_STEP = 1000  # more than any step draws of one task: how far apart the items of resumed runs start
 
 
@@ -174,6 +175,7 @@ def _start_residual_branches_at_zero(model: nn.Module) -> None:
 def run(trainer: Trainer, out: Path, workers: int, deadline: float) -> bool:
     """Train until the recipe's end or the deadline; true at the end. State is kept in `out` either way."""
     recipe = trainer.recipe
+    coming: Iterator[Batch] | None = trainer.batches(trainer.stage, workers)
     watched = watched_batches(list(recipe.weights), recipe.watch_items, recipe.caps, trainer.encoder, "valid")
     log = (out / "log.jsonl").open("a")
 
@@ -182,26 +184,31 @@ def run(trainer: Trainer, out: Path, workers: int, deadline: float) -> bool:
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, refresh_per_second=0.2) as progress:
-        coming = trainer.batches(trainer.stage, workers)
         while trainer.stage < len(recipe.stages):
             stage = recipe.stages[trainer.stage]
             bar = progress.add_task(stage.name, total=stage.steps, completed=trainer.step)
             began, since = time.monotonic(), trainer.step
             sums: dict[str, list[Tensor]] = defaultdict(list)
-            batches = coming
-            if trainer.stage + 1 < len(recipe.stages):
-                coming = trainer.batches(trainer.stage + 1, workers)
+            batches = coming or trainer.batches(trainer.stage, workers)
+            coming = None
             while trainer.step < stage.steps:
                 for key, value in trainer.train_step(next(batches), stage).items():
                     sums[key].append(value.detach())
                 trainer.step += 1
+                last = trainer.stage + 1 == len(recipe.stages)
+                if coming is None and not last and trainer.step >= stage.steps - NEXT_STAGE_AHEAD:
+                    coming = trainer.batches(trainer.stage + 1, workers)
                 progress.update(bar, completed=trainer.step)
                 if trainer.step % 50 == 0 or trainer.step == stage.steps:
                     figures = {key: round(torch.stack(values).mean().item(), 5) for key, values in sums.items()}
                     rate = (trainer.step - since) * recipe.caps.tokens / (time.monotonic() - began)
                     note({"stage": stage.name, "step": trainer.step, "tokens_per_s": round(rate)} | figures)
-                    if not all(math.isfinite(value) for value in figures.values()):
-                        raise FloatingPointError(f"{stage.name} step {trainer.step}: {figures}")
+                    if spoilt := trainer.optimiser.take_spoilt():
+                        note({"stage": stage.name, "step": trainer.step, "not_finite": spoilt})
+                    if sum(spoilt.values()) > MAX_SPOILT * len(trainer.optimiser.params):
+                        raise FloatingPointError(
+                            f"{stage.name} step {trainer.step}: gradients are not finite: {spoilt}"
+                        )
                     began, since = time.monotonic(), trainer.step
                     sums.clear()
                     if time.monotonic() > deadline:

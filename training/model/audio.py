@@ -18,6 +18,7 @@ from training.model.text import Norm
 EPS = 1e-6
 ROTARY_SHARE = 0.5  # of each head's channels
 SAMPLES_PER_FRAME = 160
+MASKED = -1e9
 
 
 class AudioAttention(nn.Module):
@@ -49,8 +50,9 @@ class AudioLayer(nn.Module):
         normed = rms_norm(x, self.self_attn_layer_norm.weight, EPS)
         q, k, v = (p(normed).view(*x.shape[:2], self.heads, -1).transpose(1, 2) for p in (a.q_proj, a.k_proj, a.v_proj))
         q, k = rotate_leading(q, cos, sin), rotate_leading(k, cos, sin)
-        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
-        x = x + a.out_proj(attended.transpose(1, 2).flatten(2))
+        scores = torch.matmul(q, k.transpose(-1, -2)).float() * q.shape[-1] ** -0.5
+        weights = scores.masked_fill(~seen, MASKED).softmax(-1).to(v.dtype)
+        x = x + a.out_proj(torch.matmul(weights, v).transpose(1, 2).flatten(2))
         gate, up = self.fc1(rms_norm(x, self.final_layer_norm.weight, EPS)).chunk(2, dim=-1)
         out: Tensor = x + self.fc2(F.silu(gate) * up)
         return out

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from training.model.blocks import rotate_pairs
 
@@ -84,7 +85,8 @@ def sparse_attention(indexer: Indexer, projected: Projected, length: int, scale:
     """Attention over the selected keys only; rows of `length` tokens. Returns [tokens, heads, value]."""
     seen = selected_keys(indexer, projected, length)[:, None]
     q, k, v = (t.view(-1, length, *t.shape[1:]).transpose(1, 2) for t in (projected.q, projected.k, projected.v))
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale)
+    with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale)
     return out.transpose(1, 2).flatten(0, 1)
 
 
