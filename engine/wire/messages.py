@@ -1,0 +1,155 @@
+"""What gateway and worker say to each other: frozen, typed, versioned. Owns the fields and their meaning.
+
+Knows nothing of sockets, encodings or of how either side works. Every accepted `Submit` is answered by any number of
+`Tokens` and then by exactly one `Finished` or `Failed`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+PROTOCOL_VERSION = 1
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """Base of everything on the wire; the class name is the tag."""
+
+
+class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How tokens are chosen. Bounds are the gateway's to check; the worker takes them as given."""
+
+    max_tokens: int
+    min_tokens: int = 0  # stop ids are masked until then
+    temperature: float = 1.0  # 0 is greedy
+    top_k: int = 0  # 0: all
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0  # over prompt and output
+    presence_penalty: float = 0.0  # over output
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()  # token sequences that must not be completed
+    seed: int | None = None  # a token then depends on (seed, choice index, position) and the logits alone
+    stop_token_ids: tuple[int, ...] = ()  # the end-of-turn ids included, unless they are ignored
+    logprobs: int | None = None  # how many alternatives with each token; 0: the token's own only
+    prompt_logprobs: int | None = None
+
+
+# ---- gateway to worker
+
+
+class Submit(Message, frozen=True):
+    """One request of one or more choices over one prompt."""
+
+    request_id: str  # unique in the worker: the gateway puts its own id in front
+    prompt_ids: tuple[int, ...]
+    sampling: Sampling
+    n: int = 1
+    priority: int = 0  # lower runs first
+    cache_salt: str = ""
+    keep_offsets: tuple[int, ...] = ()  # prompt lengths at which another request is likely to go on (turn ends)
+    deadline_s: float | None = None  # seconds from receipt; then it is aborted
+
+
+class Abort(Message, frozen=True):
+    """End a request; idempotent. It still gets its one terminal message."""
+
+    request_id: str
+
+
+class Stop(Message, frozen=True):
+    """End one choice as finished: the gateway found a stop string. Its last tokens were `num_tokens`."""
+
+    request_id: str
+    index: int
+    num_tokens: int
+
+
+# ---- worker to gateway
+
+
+class GroupCapacity(msgspec.Struct, frozen=True):
+    """One group of cache rows, as announced and logged."""
+
+    name: str  # dsa, swa, mtp
+    bytes_per_token: int
+    grows: bool  # with the context, or bounded by a window
+
+
+class Ready(Message, frozen=True):
+    """First message of a worker to each gateway: what it serves and its limits."""
+
+    protocol_version: int
+    worker_id: str
+    pid: int
+    device: str
+    dtype: str
+    model_path: str
+    vocab_size: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    page_size: int  # tokens
+    cache_bytes: int
+    groups: tuple[GroupCapacity, ...]
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True):
+    """Log-probabilities at one position."""
+
+    logprob: float  # of the token itself
+    rank: int  # 1: the likeliest
+    top_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+
+
+class Tokens(Message, frozen=True):
+    """New tokens of one choice, in order."""
+
+    request_id: str
+    index: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    finish_reason: FinishReason | None = None  # of this choice; the stop token itself is in token_ids
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None  # with the first tokens of choice 0
+
+
+class Finished(Message, frozen=True):
+    """All choices have ended."""
+
+    request_id: str
+    prompt_tokens: int
+    cached_tokens: int  # of the prompt, taken from the cache
+    completion_tokens: int  # over all choices
+    queue_s: float  # from receipt to the first step
+    aborted: bool = False
+
+
+class Failed(Message, frozen=True):
+    """The request cannot be served; nothing more comes."""
+
+    request_id: str
+    code: str  # of server/errors.py
+    message: str
+
+
+class Beat(Message, frozen=True):
+    """Sent a few times a second, and the worker's only source of figures. `progress` changes whenever work moves."""
+
+    progress: int
+    busy: bool  # there is work that ought to move
+    running: int
+    waiting: int
+    cache_usage: dict[str, float]  # share of the byte budget by group
+    preemptions: int
+    prefix_queries: int  # prompt tokens looked up since start
+    prefix_hits: int
+
+
+ToWorker = Submit | Abort | Stop
+ToGateway = Ready | Tokens | Finished | Failed | Beat
