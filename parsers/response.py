@@ -1,0 +1,50 @@
+"""A whole answer of the model: thinking first, then what the tool-call parser makes of the rest.
+
+Knows the order of the two, and neither of them.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from parsers.base import Parser
+from parsers.events import Event, TextDelta
+
+
+class ThinkingParser(Parser, Protocol):
+    @property
+    def thinking(self) -> bool: ...
+
+
+class ResponseParser:
+    """Without a reasoning parser all is answer; without a tool parser calls stay text."""
+
+    def __init__(self, reasoning: ThinkingParser | None, tools: Parser | None) -> None:
+        self._reasoning = reasoning
+        self._tools = tools
+
+    @property
+    def thinking(self) -> bool:
+        """What is fed next is thinking, or the tag that ends it."""
+        return self._reasoning is not None and self._reasoning.thinking
+
+    def feed(self, text: str) -> list[Event]:
+        if not text:
+            return []
+        return self._through_tools([TextDelta(text)] if self._reasoning is None else self._reasoning.feed(text))
+
+    def finish(self) -> list[Event]:
+        events = self._through_tools([] if self._reasoning is None else self._reasoning.finish())
+        return events if self._tools is None else events + self._tools.finish()
+
+    def _through_tools(self, events: list[Event]) -> list[Event]:
+        if self._tools is None:
+            return events
+        passed: list[Event] = []
+        for event in events:
+            passed += self._tools.feed(event.text) if isinstance(event, TextDelta) else [event]
+        return passed
+
+
+def parse_whole(parser: Parser, text: str) -> list[Event]:
+    return parser.feed(text) + parser.finish()

@@ -1,0 +1,83 @@
+"""The gateway's side of the wire: what any engine looks like from here.
+
+Knows nothing of HTTP, text or how a worker is started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from engine.wire.messages import Beat, Failed, Finished, Ready, Submit, Tokens
+
+Event = Tokens | Finished | Failed
+WorkerState = Literal["starting", "ready", "stalled", "dead", "draining"]
+
+
+@dataclass(frozen=True)
+class WorkerHealth:
+    """What is known of one worker now."""
+
+    name: str
+    pid: int | None
+    state: WorkerState
+    since: float  # unix time of the last change of state
+    beat: Beat | None = None
+    restarts: int = 0
+    detail: str | None = None  # why it is not ready, in words
+
+
+class Submission(Protocol):
+    """A request that an engine has taken. Whoever submitted it closes it."""
+
+    async def receive(self) -> Sequence[Event]:
+        """All that has come since the last call, in order; waits for the first. The last event is terminal."""
+        ...
+
+    def stop(self, index: int, num_tokens: int) -> None:
+        """End one choice as finished after `num_tokens` tokens."""
+        ...
+
+    def close(self) -> None:
+        """Abort what still runs. Idempotent, and never waits."""
+        ...
+
+
+class Engine(Protocol):
+    """One worker or many."""
+
+    @property
+    def ready(self) -> Ready | None:
+        """What the workers serve; None until one of them has said so."""
+        ...
+
+    def health(self) -> tuple[WorkerHealth, ...]: ...
+
+    def submit(self, request: Submit) -> Submission:
+        """Raises RequestError where no worker can take it."""
+        ...
+
+
+class Mailbox:
+    """Events of one request between the reader and the one task that handles the request."""
+
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, event: Event) -> None:
+        self._events.append(event)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def receive(self) -> list[Event]:
+        if not self._events:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        events, self._events = self._events, []
+        return events
