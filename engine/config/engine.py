@@ -1,0 +1,62 @@
+"""How the worker is to run: every knob of the engine once, frozen and checked. Owns the defaults of each device.
+
+Knows nothing of the model that is served; what follows from both is in `engine.config.capacity`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
+
+Dtype = Literal["float32", "bfloat16"]
+CacheDtype = Literal["float32", "bfloat16", "fp8"]
+Device = Literal["cpu", "cuda"]
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """The defaults are those of a CPU; `EngineConfig.for_device` gives those of any."""
+
+    device: Device = "cpu"
+    dtype: Dtype = "float32"
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"  # auto: as `dtype`
+    page_size: int = 16  # tokens
+    max_model_len: int | None = None  # tokens of prompt and answer; None: what model and cache allow
+    max_num_seqs: int = 64  # sequences that run at once
+    max_num_batched_tokens: int = 512  # of one step: bounds how long a prefill holds up the others
+    cache_bytes: int | None = None  # None: from the free memory
+    gpu_memory_utilization: float = 0.9
+    enable_prefix_caching: bool = True
+    seed: int = 0  # of requests that bring none
+
+    @classmethod
+    def for_device(cls, device: Device, **given: Any) -> EngineConfig:
+        """The device's defaults under what was given; None counts as not given."""
+        defaults: dict[str, Any] = {"device": device}
+        if device == "cuda":
+            defaults |= {"dtype": "bfloat16", "page_size": 64, "max_num_seqs": 256, "max_num_batched_tokens": 8192}
+        known = {field.name for field in fields(cls)}
+        if unknown := sorted(given.keys() - known):
+            raise ValueError(f"the engine has no setting {', '.join(unknown)}")
+        return cls(**(defaults | {name: value for name, value in given.items() if value is not None}))
+
+    def __post_init__(self) -> None:
+        for name, choices in (("device", Device), ("dtype", Dtype), ("kv_cache_dtype", Literal["auto", "fp8"])):
+            if (value := getattr(self, name)) not in get_args(choices):
+                raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}, got {value!r}")
+        for name in ("page_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "cache_bytes"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens must be at least max_num_seqs ({self.max_num_seqs}), so that every sequence"
+                f" can take a token a step, got {self.max_num_batched_tokens}"
+            )
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ValueError(f"gpu_memory_utilization must be above 0 and at most 1, got {self.gpu_memory_utilization}")
+        if self.kv_cache_dtype == "fp8" and self.device == "cpu":
+            raise ValueError("kv_cache_dtype fp8 needs device cuda, got device cpu")
+
+    @property
+    def cache_dtype(self) -> CacheDtype:
+        return "fp8" if self.kv_cache_dtype == "fp8" else self.dtype
