@@ -15,8 +15,10 @@ from training.data.drawing import COLOURS, SHAPES, Figure, Pixels, draw, shade
 from training.data.screenplay import Timing, timing, tone_times
 from training.data.tones import TIMBRES, Wave, recorded, samples, silence, tone
 
-_SIDES = ((112, 112), (112, 112), (84, 84), (140, 140), (112, 140), (140, 112))
-_LONGEST_TONE_S = 0.4
+SIDES = ((112, 112), (112, 112), (84, 84), (140, 140), (112, 140), (140, 112))
+LONGEST_TONE_S = 0.4
+
+Exchange = tuple[str, str, str]  # question, thought, answer
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Scenes:
         return f"the {name} appear" if self.noun == "shape" else f"{self.subject} turn {name}"
 
 
-def _scenes(rng: random.Random, sides: tuple[int, int], number: int) -> Scenes:
+def draw_scenes(rng: random.Random, sides: tuple[int, int], number: int) -> Scenes:
     height, width = sides
     look = rng.getrandbits(64)  # edges and texture, the same in all scenes
     style = rng.choice(("screen", "coloured shape", "shape"))
@@ -74,12 +76,12 @@ def _scenes(rng: random.Random, sides: tuple[int, int], number: int) -> Scenes:
     return Scenes("shape" if style == "shape" else "colour", names, subject, stills, height, width)
 
 
-def _film(scenes: Scenes, plan: Timing, wave: Wave | None) -> Film:
+def project(scenes: Scenes, plan: Timing, wave: Wave | None) -> Film:
     reel = Reel(tuple(start * plan.fps for start in plan.starts), scenes.stills)
     return Film(scenes.height, scenes.width, float(plan.fps), plan.num_frames, reel, wave)
 
 
-def _soundtrack(rng: random.Random, plan: Timing, starts_s: list[float], length_s: float) -> Wave:
+def soundtrack(rng: random.Random, plan: Timing, starts_s: list[float], length_s: float) -> Wave:
     """Equal tones at the given times."""
     wave = silence(plan.duration_s)
     beep = tone(rng.choice(TIMBRES), length_s, rng.uniform(300, 1500))
@@ -90,21 +92,12 @@ def _soundtrack(rng: random.Random, plan: Timing, starts_s: list[float], length_
 
 def _some_soundtrack(rng: random.Random, plan: Timing) -> Wave:
     """Tones that the question does not ask for."""
-    latest = plan.duration_s - _LONGEST_TONE_S
+    latest = plan.duration_s - LONGEST_TONE_S
     starts_s = [rng.uniform(0, latest) for _ in range(rng.randint(0, 3))]
-    return _soundtrack(rng, plan, starts_s, rng.uniform(0.15, _LONGEST_TONE_S))
+    return soundtrack(rng, plan, starts_s, rng.uniform(0.15, LONGEST_TONE_S))
 
 
-def _listed(scenes: Scenes, plan: Timing) -> list[str]:
-    return [f"{start} s {name}" for start, name in zip(plan.starts, scenes.names, strict=True)]
-
-
-def film_order(split: str, index: int) -> Conversation:
-    rng = seeded(split, "film_order", index)
-    sides = rng.choice(_SIDES)
-    with_sound = rng.random() < 0.5
-    plan = timing(rng, sides, rng.choice((2, 3, 3, 4, 4)), with_sound)
-    scenes = _scenes(rng, sides, len(plan.starts))
+def about_order(rng: random.Random, scenes: Scenes, plan: Timing) -> Exchange:
     question = rng.choice(
         (
             f"In what order do the {scenes.noun}s appear?",
@@ -112,65 +105,98 @@ def film_order(split: str, index: int) -> Conversation:
             f"Name the {scenes.noun}s in the order they appear.",
         )
     )
-    film = _film(scenes, plan, _some_soundtrack(rng, plan) if with_sound else None)
-    thought = ", ".join(_listed(scenes, plan)) + "."
-    return ask(rng, "film_order", around(rng, "video", question), (film,), thought, ", ".join(scenes.names))
+    return question, ", ".join(_listed(scenes, plan)) + ".", ", ".join(scenes.names)
 
 
-def film_when(split: str, index: int) -> Conversation:
-    rng = seeded(split, "film_when", index)
-    sides = rng.choice(_SIDES)
-    with_sound = rng.random() < 0.5
-    plan = timing(rng, sides, rng.choice((2, 3, 3, 4, 4)), with_sound)
-    scenes = _scenes(rng, sides, len(plan.starts))
-    asked = rng.randrange(1, len(plan.starts))
+def about_start(rng: random.Random, scenes: Scenes, plan: Timing, asked: int) -> Exchange:
+    """When a scene begins, which is not the first."""
     question = rng.choice(("When does {}?", "At which second does {}?")).format(scenes.begun(scenes.names[asked]))
-    film = _film(scenes, plan, _some_soundtrack(rng, plan) if with_sound else None)
-    thought = ", ".join(_listed(scenes, plan)) + "."
-    answer = f"at {plan.starts[asked]} seconds"
-    return ask(rng, "film_when", around(rng, "video", question), (film,), thought, answer)
+    return question, ", ".join(_listed(scenes, plan)) + ".", f"at {plan.starts[asked]} seconds"
 
 
-def film_at_tone(split: str, index: int) -> Conversation:
-    rng = seeded(split, "film_at_tone", index)
-    sides = rng.choice(_SIDES)
-    length_s = rng.uniform(0.2, _LONGEST_TONE_S)
-    counts: list[int] = []
-    while sum(counts) != 1:
-        plan = timing(rng, sides, rng.choice((2, 3, 3, 4, 4)), True)
-        heard = rng.randrange(len(plan.starts))
-        starts_s = tone_times(rng, plan, heard, 1, length_s)
-        counts = [len(starts_s) if scene == heard else 0 for scene in range(len(plan.starts))]
-    scenes = _scenes(rng, sides, len(plan.starts))
+def about_the_tone(rng: random.Random, scenes: Scenes, plan: Timing, counts: list[int]) -> Exchange:
+    """What is seen with the only tone of a film."""
     question = rng.choice(
         (
             f"Which {scenes.noun} is on screen when the tone sounds?",
             f"What {scenes.noun} do you see when the tone sounds?",
         )
     )
-    film = _film(scenes, plan, _soundtrack(rng, plan, starts_s, length_s))
-    thought = _counted(scenes, plan, counts)
-    return ask(rng, "film_at_tone", around(rng, "video", question), (film,), thought, scenes.names[heard])
+    return question, _counted(scenes, plan, counts), scenes.names[counts.index(1)]
 
 
-def film_tones_while(split: str, index: int) -> Conversation:
-    rng = seeded(split, "film_tones_while", index)
-    sides = rng.choice(_SIDES)
-    length_s = rng.uniform(0.15, 0.3)
-    plan = timing(rng, sides, rng.randint(2, 3), True)
-    scenes = _scenes(rng, sides, len(plan.starts))
-    times_s = [tone_times(rng, plan, scene, rng.randint(0, 4), length_s) for scene in range(len(plan.starts))]
-    counts = [len(times) for times in times_s]
-    asked = rng.randrange(len(plan.starts))
+def about_tones(rng: random.Random, scenes: Scenes, plan: Timing, counts: list[int], asked: int) -> Exchange:
     described = scenes.described(scenes.names[asked])
     question = rng.choice(("How many tones sound while {}?", "How many tones do you hear while {}?")).format(described)
-    film = _film(scenes, plan, _soundtrack(rng, plan, [time_s for times in times_s for time_s in times], length_s))
-    thought = _counted(scenes, plan, counts)
-    answer = str(counts[asked])
-    return ask(rng, "film_tones_while", around(rng, "video", question), (film,), thought, answer)
+    return question, _counted(scenes, plan, counts), str(counts[asked])
+
+
+def _listed(scenes: Scenes, plan: Timing) -> list[str]:
+    return [f"{start} s {name}" for start, name in zip(plan.starts, scenes.names, strict=True)]
 
 
 def _counted(scenes: Scenes, plan: Timing, counts: list[int]) -> str:
     """The thought that goes with tones: how many in each scene."""
     listed = zip(_listed(scenes, plan), counts, strict=True)
     return ", ".join(f"{scene}: {'1 tone' if count == 1 else f'{count} tones'}" for scene, count in listed) + "."
+
+
+def one_tone(rng: random.Random, sides: tuple[int, int], length_s: float) -> tuple[Timing, list[float], list[int]]:
+    """A film with a single tone: its timing, when the tone sounds, and how many tones each scene has."""
+    while True:
+        plan = timing(rng, sides, rng.choice((2, 3, 3, 4, 4)), True)
+        heard = rng.randrange(len(plan.starts))
+        starts_s = tone_times(rng, plan, heard, 1, length_s)
+        if starts_s:
+            return plan, starts_s, [int(scene == heard) for scene in range(len(plan.starts))]
+
+
+def some_tones(rng: random.Random, plan: Timing, length_s: float) -> tuple[list[float], list[int]]:
+    """Up to four tones in each scene: when they sound, and how many each scene has."""
+    times_s = [tone_times(rng, plan, scene, rng.randint(0, 4), length_s) for scene in range(len(plan.starts))]
+    return [time_s for times in times_s for time_s in times], [len(times) for times in times_s]
+
+
+def film_order(split: str, index: int) -> Conversation:
+    rng = seeded(split, "film_order", index)
+    sides = rng.choice(SIDES)
+    with_sound = rng.random() < 0.5
+    plan = timing(rng, sides, rng.choice((2, 3, 3, 4, 4)), with_sound)
+    scenes = draw_scenes(rng, sides, len(plan.starts))
+    question, thought, answer = about_order(rng, scenes, plan)
+    film = project(scenes, plan, _some_soundtrack(rng, plan) if with_sound else None)
+    return ask(rng, "film_order", around(rng, "video", question), (film,), thought, answer)
+
+
+def film_when(split: str, index: int) -> Conversation:
+    rng = seeded(split, "film_when", index)
+    sides = rng.choice(SIDES)
+    with_sound = rng.random() < 0.5
+    plan = timing(rng, sides, rng.choice((2, 3, 3, 4, 4)), with_sound)
+    scenes = draw_scenes(rng, sides, len(plan.starts))
+    question, thought, answer = about_start(rng, scenes, plan, rng.randrange(1, len(plan.starts)))
+    film = project(scenes, plan, _some_soundtrack(rng, plan) if with_sound else None)
+    return ask(rng, "film_when", around(rng, "video", question), (film,), thought, answer)
+
+
+def film_at_tone(split: str, index: int) -> Conversation:
+    rng = seeded(split, "film_at_tone", index)
+    sides = rng.choice(SIDES)
+    length_s = rng.uniform(0.2, LONGEST_TONE_S)
+    plan, starts_s, counts = one_tone(rng, sides, length_s)
+    scenes = draw_scenes(rng, sides, len(plan.starts))
+    question, thought, answer = about_the_tone(rng, scenes, plan, counts)
+    film = project(scenes, plan, soundtrack(rng, plan, starts_s, length_s))
+    return ask(rng, "film_at_tone", around(rng, "video", question), (film,), thought, answer)
+
+
+def film_tones_while(split: str, index: int) -> Conversation:
+    rng = seeded(split, "film_tones_while", index)
+    sides = rng.choice(SIDES)
+    length_s = rng.uniform(0.15, 0.3)
+    plan = timing(rng, sides, rng.randint(2, 3), True)
+    scenes = draw_scenes(rng, sides, len(plan.starts))
+    starts_s, counts = some_tones(rng, plan, length_s)
+    question, thought, answer = about_tones(rng, scenes, plan, counts, rng.randrange(len(plan.starts)))
+    film = project(scenes, plan, soundtrack(rng, plan, starts_s, length_s))
+    return ask(rng, "film_tones_while", around(rng, "video", question), (film,), thought, answer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import string
+from typing import NamedTuple
 
 from training.data.conversation import Conversation, seeded
 from training.data.vocabulary import ADJECTIVES, CITIES, COLOURS, LANDMARKS, NAMES, WORDS
@@ -23,7 +24,7 @@ _QUESTIONS = (
     "{key}?",
     "{key} =",
 )
-_ORDERS = ("{entries}\n\n{question}",) * 3 + ("{question}\n\n{entries}", "Here is a list.\n\n{entries}\n\n{question}")
+ORDERS = ("{entries}\n\n{question}",) * 3 + ("{question}\n\n{entries}", "Here is a list.\n\n{entries}\n\n{question}")
 _SENTENCES = (
     "The value of {key} is {value}.",
     "{key} has the value {value}.",
@@ -41,26 +42,48 @@ _LINES = (
 )
 
 
+class Listing(NamedTuple):
+    """A list of keys with values as a user would write it down."""
+
+    keys: list[str]
+    values: list[str]
+    missing: list[str]  # keys of the same kind that are not in it
+    text: str
+    lines: list[str]  # what to quote for each key
+
+    def entry(self, place: int) -> tuple[str, str, str]:
+        """Key, thought and answer."""
+        return self.keys[place], f"The list says: {self.lines[place]}", self.values[place]
+
+    def no_entry(self, place: int) -> tuple[str, str, str]:
+        return self.missing[place], f"There is no {self.missing[place]} in the list.", NOT_FOUND
+
+
+def draw_listing(rng: random.Random, num_entries: int, num_missing: int) -> Listing:
+    keys = _keys(rng, num_entries + num_missing)
+    values = rng.choice(_VALUES)(rng, num_entries)
+    text, lines = _write(rng, keys[:num_entries], values)
+    return Listing(keys[:num_entries], values, keys[num_entries:], text, lines)
+
+
+def ask_for(rng: random.Random, key: str) -> str:
+    question = rng.choice(_QUESTIONS).format(key=key)
+    if rng.random() < 0.25:
+        question += ' If it is not in the list, answer "not found".'
+    return question
+
+
 def lookup(
     split: str, index: int, thinking: bool | None = None, min_entries: int = 4, max_entries: int = 40
 ) -> Conversation:
     rng = seeded(split, "lookup", index)
     thinks = rng.random() < 0.5
     num_entries = rng.randint(min_entries, max_entries)
-    keys = _keys(rng, num_entries + 1)
-    values = rng.choice(_VALUES)(rng, num_entries)
-    entries, lines = _write(rng, keys[:-1], values)
-    if rng.random() < 0.12:
-        key, answer = keys[-1], NOT_FOUND
-        thought = f"There is no {key} in the list."
-    else:
-        place = rng.randrange(num_entries)
-        key, answer = keys[place], values[place]
-        thought = f"The list says: {lines[place]}"
-    question = rng.choice(_QUESTIONS).format(key=key)
-    if rng.random() < 0.25:
-        question += ' If it is not in the list, answer "not found".'
-    prompt = rng.choice(_ORDERS).format(entries=entries, question=question)
+    listing = draw_listing(rng, num_entries, 1)
+    absent = rng.random() < 0.12
+    key, thought, answer = listing.no_entry(0) if absent else listing.entry(rng.randrange(num_entries))
+    question = ask_for(rng, key)
+    prompt = rng.choice(ORDERS).format(entries=listing.text, question=question)
     wanted = {"role": "assistant", "content": answer}
     thinks = thinks if thinking is None else thinking
     if thinks:

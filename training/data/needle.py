@@ -157,80 +157,83 @@ def _colour(rng: random.Random) -> str:
     return rng.choice(COLOURS)
 
 
-class _Kind(NamedTuple):
+class Kind(NamedTuple):
     fact: str
     questions: tuple[str, ...]
     key: _Draw
     value: _Draw
 
 
-_KINDS = (
-    _Kind(
+KINDS = (
+    Kind(
         "The secret code of the {key} is {value}.",
         ("What is the secret code of the {key}?", "Which secret code does the {key} have?"),
         _landmark,
         _code,
     ),
-    _Kind(
+    Kind(
         "The password of the {key} is {value}.",
         ("What is the password of the {key}?", "Tell me the password of the {key}."),
         _landmark,
         _password,
     ),
-    _Kind(
+    Kind(
         "The access word for {key} is {value}.",
         ("What is the access word for {key}?", "Which access word does {key} have?"),
         _city,
         _word,
     ),
-    _Kind(
+    Kind(
         "The train to {key} leaves at {value}.",
         ("When does the train to {key} leave?", "At what time does the train to {key} leave?"),
         _city,
         _time,
     ),
-    _Kind(
+    Kind(
         "Locker {key} belongs to {value}.",
         ("Who owns locker {key}?", "Whose locker is locker {key}?"),
         _small,
         _name,
     ),
-    _Kind(
+    Kind(
         "Crate {key} contains {value}.",
         ("What is in crate {key}?", "What does crate {key} contain?"),
         _small,
         _object,
     ),
-    _Kind(
+    Kind(
         "The phone extension of {key} is {value}.",
         ("What is the phone extension of {key}?", "Which phone extension does {key} have?"),
         _name,
         _code,
     ),
-    _Kind(
+    Kind(
         "The meeting with {key} is in room {value}.",
         ("In which room is the meeting with {key}?", "What is the room of the meeting with {key}?"),
         _name,
         _room,
     ),
-    _Kind(
+    Kind(
         "{key} has an apartment in {value}.",
         ("Where does {key} have an apartment?", "In which city is the apartment of {key}?"),
         _name,
         _city,
     ),
-    _Kind(
+    Kind(
         "The favourite colour of {key} is {value}.",
         ("What is the favourite colour of {key}?", "Which colour does {key} like best?"),
         _name,
         _colour,
     ),
 )
-_FRAMES = (
+FRAMES = (
     "{text}\n\n{question}",
     "{text}\n\n{question}",
     "{text}\n\nQuestion: {question}",
     "Read this text.\n\n{text}\n\n{question}",
+)
+_FRAMES = (
+    *FRAMES,
     "Here is a long text with one fact that matters.\n\n{text}\n\nNow answer: {question}",
 )
 
@@ -253,14 +256,14 @@ def needle(
     low, high = min(low, LONGEST_TOKENS), min(high, LONGEST_TOKENS)
     length = math.exp(rng.uniform(math.log(low), math.log(high))) if train else rng.uniform(low, high)
 
-    kind = rng.choice(_KINDS)
+    kind = rng.choice(KINDS)
     key, answer = kind.key(rng), kind.value(rng)
     fact = kind.fact.format(key=key, value=answer)
     facts = [fact, *_decoys(rng, kind, key)]
     question = rng.choice(kind.questions).format(key=key)
     frame = rng.choice(_FRAMES)
     budget = length / TOKENS_PER_WORD - sum(len(part.split()) for part in (*facts, question, frame)) - 8
-    prompt = frame.format(text=_text(rng, facts, budget), question=question)
+    prompt = frame.format(text=filled(rng, facts, budget), question=question)
 
     wanted = {"role": "assistant", "content": answer}
     thinks = thinks if thinking is None else thinking
@@ -269,19 +272,19 @@ def needle(
     return Conversation("needle", [{"role": "user", "content": prompt}, wanted], thinking=thinks)
 
 
-def _decoys(rng: random.Random, kind: _Kind, key: str) -> list[str]:
+def _decoys(rng: random.Random, kind: Kind, key: str) -> list[str]:
     """Facts of the same kind with other keys, and facts of other kinds."""
     if rng.random() < 0.4:
         return []
     keys = {kind.key(rng) for _ in range(rng.randint(1, 5))} - {key}
     decoys = [kind.fact.format(key=other, value=kind.value(rng)) for other in sorted(keys)]
-    for other in rng.sample(_KINDS, rng.randint(0, 3)):
+    for other in rng.sample(KINDS, rng.randint(0, 3)):
         if other is not kind:
             decoys.append(other.fact.format(key=other.key(rng), value=other.value(rng)))
     return decoys
 
 
-def _text(rng: random.Random, facts: list[str], num_words: float) -> str:
+def filled(rng: random.Random, facts: list[str], num_words: float) -> str:
     """Filler of about `num_words` words with each fact at a random depth."""
     draw = rng.random
     num_patterns = len(_PATTERNS)

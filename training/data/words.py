@@ -11,7 +11,7 @@ import string
 from training.data.conversation import Conversation, seeded
 from training.data.vocabulary import ANIMALS, THINGS, WORDS
 
-_SEPARATORS = (" ", " ", ", ", "\n- ")  # the last makes a list of lines; after its blank each word is a single token
+SEPARATORS = (" ", " ", ", ", "\n- ")  # the last makes a list of lines; after its blank each word is a single token
 _COPY = (
     "Repeat this exactly:{gap}{text}",
     "Copy this text:{gap}{text}",
@@ -79,7 +79,7 @@ def copy(split: str, index: int, thinking: bool | None = None) -> Conversation:
     rng = seeded(split, "copy", index)
     thinks = rng.random() < 0.5
     text = rng.choice(_COPY_KINDS)(rng)
-    question = rng.choice(_COPY).format(gap=_gap(rng, text), text=text)
+    question = rng.choice(_COPY).format(gap=gap(rng, text), text=text)
     thought = f"The text begins with {text.split(maxsplit=1)[0]} and is to be copied without a change."
     return _conversation("copy", question, thought, text, thinks if thinking is None else thinking)
 
@@ -88,12 +88,11 @@ def reverse(split: str, index: int, thinking: bool | None = None) -> Conversatio
     rng = seeded(split, "reverse", index)
     thinks = rng.random() < 0.5
     words = rng.sample(WORDS, rng.randint(3, 12))
-    between = rng.choice(_SEPARATORS)
-    text = _join(between, words)
-    question = rng.choice(_REVERSE).format(gap=_gap(rng, text), text=text)
-    numbered = [f"{number} {word}" for number, word in enumerate(words, 1)]
-    thought = f"In order: {', '.join(numbered)}.\nFrom the last: {', '.join(reversed(numbered))}."
-    answer = _join(between, words[::-1])
+    between = rng.choice(SEPARATORS)
+    text = join(between, words)
+    question = rng.choice(_REVERSE).format(gap=gap(rng, text), text=text)
+    thought = reversal(words)
+    answer = join(between, words[::-1])
     return _conversation("reverse", question, thought, answer, thinks if thinking is None else thinking)
 
 
@@ -101,20 +100,20 @@ def sort(split: str, index: int, thinking: bool | None = None) -> Conversation:
     """Words alphabetically, numbers ascending; no item occurs twice."""
     rng = seeded(split, "sort", index)
     thinks = rng.random() < 0.5
-    between = rng.choice(_SEPARATORS)
+    between = rng.choice(SEPARATORS)
     if rng.random() < 0.6:
         things, order = "words", "alphabetical"
         items = rng.sample(WORDS, rng.randint(3, 10))
         ranked = sorted(items)
-        thought = _groups(items, ranked, {word: word[0] for word in items})
+        thought = groups(items, ranked, {word: word[0] for word in items})
     else:
         things, order = "numbers", "ascending"
         numbers = rng.sample(range(rng.choice((10, 100, 1000, 1000))), rng.randint(3, 8))
         items, ranked = [str(number) for number in numbers], [str(number) for number in sorted(numbers)]
-        thought = _groups(items, ranked, {item: "x" * len(item) for item in items})
-    text = _join(between, items)
-    question = rng.choice(_SORT).format(gap=_gap(rng, text), text=text, things=things, order=order)
-    answer = _join(between, ranked)
+        thought = groups(items, ranked, {item: "x" * len(item) for item in items})
+    text = join(between, items)
+    question = rng.choice(_SORT).format(gap=gap(rng, text), text=text, things=things, order=order)
+    answer = join(between, ranked)
     return _conversation("sort", question, thought, answer, thinks if thinking is None else thinking)
 
 
@@ -122,20 +121,20 @@ def count(split: str, index: int, thinking: bool | None = None) -> Conversation:
     """How many words, or how often one word occurs."""
     rng = seeded(split, "count", index)
     thinks = rng.random() < 0.5
-    between = rng.choice(_SEPARATORS)
+    between = rng.choice(SEPARATORS)
     if rng.random() < 0.6:
         words = rng.sample(WORDS, rng.randint(1, 15))
-        text = _join(between, words)
-        question = rng.choice(_COUNT).format(gap=_gap(rng, text), text=text)
+        text = join(between, words)
+        question = rng.choice(_COUNT).format(gap=gap(rng, text), text=text)
         running = list(range(1, len(words) + 1))
     else:
         wanted, *others = rng.sample(WORDS, rng.randint(3, 6))
         words = [wanted] * rng.randint(0, 6) + rng.choices(others, k=rng.randint(4, 12))
         rng.shuffle(words)
-        text = _join(between, words)
-        question = rng.choice(_COUNT_ONE).format(gap=_gap(rng, text), text=text, word=wanted)
+        text = join(between, words)
+        question = rng.choice(_COUNT_ONE).format(gap=gap(rng, text), text=text, word=wanted)
         running = [words[: number + 1].count(wanted) for number in range(len(words))]
-    thought = ", ".join(f"{word} {number}" for word, number in zip(words, running, strict=True)) + "."
+    thought = tally(words, running)
     return _conversation("count", question, thought, str(running[-1]), thinks if thinking is None else thinking)
 
 
@@ -146,15 +145,30 @@ def _conversation(task: str, question: str, thought: str, answer: str, thinking:
     return Conversation(task, [{"role": "user", "content": question}, wanted], thinking=thinking)
 
 
-def _join(between: str, words: list[str]) -> str:
+def join(between: str, words: list[str]) -> str:
     return ("- " if between == "\n- " else "") + between.join(words)
 
 
-def _gap(rng: random.Random, text: str) -> str:
+def gap(rng: random.Random, text: str) -> str:
     return "\n" if "\n" in text or rng.random() < 0.4 else " "
 
 
-def _groups(items: list[str], ranked: list[str], group_of: dict[str, str]) -> str:
+def numbered(words: list[str]) -> list[str]:
+    return [f"{number} {word}" for number, word in enumerate(words, 1)]
+
+
+def reversal(words: list[str]) -> str:
+    """The thought that goes with turning a list around."""
+    places = numbered(words)
+    return f"In order: {', '.join(places)}.\nFrom the last: {', '.join(reversed(places))}."
+
+
+def tally(words: list[str], running: list[int]) -> str:
+    """The thought that goes with counting: each word with the number counted so far."""
+    return ", ".join(f"{word} {number}" for word, number in zip(words, running, strict=True)) + "."
+
+
+def groups(items: list[str], ranked: list[str], group_of: dict[str, str]) -> str:
     """One line a group, in order: its name, its items as they came, its items sorted."""
     lines = []
     for group in dict.fromkeys(group_of[item] for item in ranked):
@@ -165,7 +179,7 @@ def _groups(items: list[str], ranked: list[str], group_of: dict[str, str]) -> st
 
 
 def _plain(rng: random.Random) -> str:
-    return _join(rng.choice(_SEPARATORS), rng.choices(WORDS, k=rng.randint(1, 16)))
+    return join(rng.choice(SEPARATORS), rng.choices(WORDS, k=rng.randint(1, 16)))
 
 
 def _sentence(rng: random.Random) -> str:
