@@ -22,7 +22,11 @@ MEL_BANDS = 128
 
 
 class Caps(NamedTuple):
-    """Shapes of every batch. `row` is the length of a row, or None for a flat batch."""
+    """Shapes of every batch. `row` is the length of a row, or None for a flat batch.
+
+    `prompt_weight` above 0 also teaches the text of prompts, which is full of repeated names: that is where a small
+    model first learns to look back.
+    """
 
     tokens: int
     learnt: int
@@ -30,6 +34,7 @@ class Caps(NamedTuple):
     chunks: int
     longest_picture: int
     row: int | None = None
+    prompt_weight: float = 0.0
 
 
 @dataclass
@@ -43,7 +48,7 @@ class Packer:
         """Take an example in; when it no longer fits, return the full batch and begin a new one with it."""
         need = {
             "tokens": self.caps.row or len(example.ids),
-            "learnt": int((example.targets != IGNORED).sum()),
+            "learnt": sum(len(part.places) for part in lessons(example, self.caps.prompt_weight)),
             "patches": sum(len(p.patches) for p in example.pictures),
             "chunks": len(example.sounds),
         }
@@ -60,6 +65,25 @@ class Packer:
         self.examples = []
         self.used = dict.fromkeys(self.used, 0)
         return batch
+
+
+class Lesson(NamedTuple):
+    """Tokens of one example that are learnt with one weight."""
+
+    places: NDArray[np.int64]  # whose next token is learnt
+    weight: float
+
+
+def lessons(example: Example, prompt_weight: float) -> list[Lesson]:
+    """Answers, and if wanted the prompt's text. Long ones must not drown the short ones: n tokens count as sqrt(n)."""
+    is_answer = example.targets != IGNORED
+    parts = [(np.flatnonzero(is_answer), 1.0)]
+    if prompt_weight:
+        is_prompt = ~is_answer
+        is_prompt[-1] = False
+        is_prompt[example.media_tokens - 1] = False  # placeholders are no text
+        parts.append((np.flatnonzero(is_prompt), prompt_weight))
+    return [Lesson(places, weight * len(places) ** -0.5) for places, weight in parts if len(places)]
 
 
 def build(examples: list[Example], caps: Caps, pad_id: int) -> Batch:
@@ -84,11 +108,11 @@ def build(examples: list[Example], caps: Caps, pad_id: int) -> Batch:
         documents[start:end] = number
         media_rows[start + example.media_tokens] = media.add(example)
         is_media[start + example.media_tokens] = True
-        places = np.flatnonzero(example.targets != IGNORED)
-        span = slice(num_learnt, num_learnt + len(places))
-        learnt[span], learnt_targets[span] = start + places, example.targets[places]
-        learnt_weights[span] = len(places) ** -0.5  # long answers must not drown the short ones
-        num_learnt += len(places)
+        for part in lessons(example, caps.prompt_weight):
+            span = slice(num_learnt, num_learnt + len(part.places))
+            learnt[span], learnt_targets[span] = start + part.places, example.ids[part.places + 1]
+            learnt_weights[span] = part.weight
+            num_learnt += len(part.places)
         bounds.append(end)
         start = end
     while start < caps.tokens:  # padding sequences, no longer than the others

@@ -70,10 +70,10 @@ class Trainer:
             if stage.kind != "indexer":
                 total = total + self._token_losses(batch, decoded, stage.draft_depth, figures)
             if in_rows:
-                fit, mass = self._indexer_losses(batch, decoded, stage.kind == "sparse", figures)
+                fit, lost = self._indexer_losses(batch, decoded, stage.kind == "sparse", figures)
                 total = total + fit
                 if stage.kind == "sparse":
-                    total = total - recipe.mass_weight * mass.clamp_min(1e-3).log()
+                    total = total + recipe.mass_weight * lost
         total.backward()
         factor = stage.factor(self.step)
         self.optimiser.step(factor)
@@ -112,7 +112,10 @@ class Trainer:
             fits.append(fit_indexer(layer.self_attn.indexer, projected, length, sample, scale, attention_grad))
         figures["indexer_kl"] = torch.stack([fit.loss for fit in fits]).mean()
         figures[f"kept_{length}"] = torch.stack([fit.kept for fit in fits]).mean()
-        return figures["indexer_kl"], torch.stack([fit.attention_mass for fit in fits]).mean()
+        lost = -torch.stack(
+            [fit.attention_mass.clamp_min(1e-3).log() for fit in fits]
+        ).mean()  # by layer: the worst counts
+        return figures["indexer_kl"], lost
 
     def watch(self, watched: list[Watched]) -> dict[str, float]:
         """Share of held-out items of each task whose every learnt token is the model's first choice."""
@@ -153,7 +156,8 @@ class Trainer:
         stage = self.recipe.stages[number]
         begun = self.step if number == self.stage else 0
         done = sum(s.steps for s in self.recipe.stages[:number]) + begun
-        source = Source(done * ITEMS_A_STEP, self.recipe.caps, self.recipe.weights, stage.flat_limits, stage.rows)
+        caps = stage.caps(self.recipe.caps)
+        source = Source(done * ITEMS_A_STEP, caps, self.recipe.weights, stage.flat_limits, stage.rows)
         loader = DataLoader(
             Stream(source),
             batch_size=None,
@@ -177,10 +181,10 @@ def run(trainer: Trainer, out: Path, workers: int, deadline: float) -> bool:
     recipe = trainer.recipe
     coming: Iterator[Batch] | None = trainer.batches(trainer.stage, workers)
     watched = watched_batches(list(recipe.weights), recipe.watch_items, recipe.caps, trainer.encoder, "valid")
-    log = (out / "log.jsonl").open("a")
 
     def note(entry: dict[str, Any]) -> None:
-        print(json.dumps(entry), file=log, flush=True)
+        with (out / "log.jsonl").open("a") as log:
+            log.write(json.dumps(entry) + "\n")
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, refresh_per_second=0.2) as progress:
@@ -226,7 +230,7 @@ def run(trainer: Trainer, out: Path, workers: int, deadline: float) -> bool:
 def main(
     out: Annotated[Path, typer.Option(help="folder for the state, the log and at the end the checkpoint")],
     smoke: Annotated[bool, typer.Option(help="every stage once, in a minute on a CPU")] = False,
-    steps: Annotated[str, typer.Option(help="steps of the dense, indexer and sparse stages")] = "9000,500,1500",
+    steps: Annotated[str, typer.Option(help="steps of the dense, indexer and sparse stages")] = "9500,250,1300",
     workers: Annotated[int, typer.Option(help="processes that make data")] = 14,
     time_limit: Annotated[float, typer.Option(help="seconds until the state is saved; run again to resume")] = 1e9,
 ) -> None:

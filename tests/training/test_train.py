@@ -1,0 +1,116 @@
+"""The training command: every stage on a CPU, resumed, and an optimiser that a bad gradient does not spoil."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from training.encode import IGNORED, Encoder, Example, split_wanted
+from training.optimiser import Optimiser, orthogonalised
+from training.packing import lessons
+from training.stages import full_recipe, smoke_recipe
+from training.tasks import TASKS
+from training.train import Trainer, main, run
+
+
+@pytest.mark.e2e
+def test_smoke_run_goes_through_every_stage_and_leaves_a_checkpoint(tmp_path: Path) -> None:
+    main(tmp_path, smoke=True)
+    entries = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [e["stage"] for e in entries if "tokens_per_s" in e] == [stage.name for stage in smoke_recipe().stages]
+    assert {"loss", "draft3", "indexer_kl", "kept_1024"} <= entries[-2].keys()
+    assert (tmp_path / "checkpoint" / "model.safetensors.index.json").exists()
+
+
+@pytest.mark.e2e
+def test_a_stopped_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    stopped = Trainer(smoke_recipe(), torch.device("cpu"))
+    assert not run(stopped, tmp_path, workers=0, deadline=0.0)  # after the first stage's last step
+    resumed = Trainer(smoke_recipe(), torch.device("cpu"))
+    resumed.resume(tmp_path / "state.pt")
+    assert (resumed.stage, resumed.step) == (stopped.stage, stopped.step)
+    for ours, theirs in zip(resumed.model.state_dict().values(), stopped.model.state_dict().values(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_stages_follow_each_other_without_a_jump_of_the_rate() -> None:
+    stages = [stage for stage in full_recipe(1000, 10, 50).stages if stage.kind != "indexer"]
+    for before, after in pairwise(stages):
+        assert before.factor(before.steps) == pytest.approx(after.factor(0))
+    assert stages[-1].factor(stages[-1].steps) == 0.0
+
+
+def test_orthogonalised_matrices_have_singular_values_near_one() -> None:
+    for shape in ((64, 32), (3, 32, 96)):
+        values = torch.linalg.svdvals(orthogonalised(torch.randn(shape)).float())
+        assert values.min() > 0.5
+        assert values.max() < 1.5
+
+
+def test_a_gradient_that_is_not_finite_moves_nothing_and_is_told() -> None:
+    model = torch.nn.Linear(8, 4)
+    optimiser = Optimiser(model, muon_lr=0.1, adam_lr=0.1)
+    before = model.weight.detach().clone()
+    model(torch.full((2, 8), float("inf"))).sum().backward()
+    optimiser.step(1.0)
+    assert torch.allclose(model.weight, before, rtol=0.1)  # decay alone
+    assert torch.isfinite(model.weight).all()
+    assert optimiser.take_spoilt() == {"weight": 1}
+    assert optimiser.take_spoilt() == {}
+
+
+def learnt_text(encoder: Encoder, example: Example) -> str:
+    return encoder.tokenizer.decode(example.targets[example.targets != IGNORED].tolist())
+
+
+@pytest.mark.parametrize("name", ["arithmetic", "tool_single", "picture_shape", "film_when"])
+def test_what_is_learnt_begins_where_generation_begins(name: str) -> None:
+    encoder = Encoder()
+    for index in range(6):
+        conversation = TASKS[name].generate("test", index)
+        example = encoder(conversation)
+        served = encoder.template.render(
+            conversation.messages[:-1], conversation.tools, enable_thinking=conversation.thinking
+        )
+        rendered = encoder.template.render(
+            conversation.messages,
+            conversation.tools,
+            enable_thinking=conversation.thinking,
+            add_generation_prompt=False,
+        )
+        prompt, wanted = split_wanted(rendered, conversation.thinking)
+        assert prompt == served
+        assert learnt_text(encoder, example) == "".join(segment.text for segment in wanted)
+        assert learnt_text(encoder, example).endswith("<|endofassistant|>")
+
+
+def test_earlier_turns_that_lost_their_thinking_are_no_example() -> None:
+    encoder = Encoder()
+    seen = {True: 0, False: 0}
+    for index in range(60):
+        conversation = TASKS["dialogue"].generate("train", index)
+        if not conversation.thinking:
+            continue
+        kept = all("reasoning_content" in m for m in conversation.messages if m["role"] == "assistant")
+        answers = learnt_text(encoder, encoder(conversation)).count("<|endofassistant|>")
+        turns = sum(m["role"] == "assistant" for m in conversation.messages)
+        if kept:
+            assert answers == turns
+        seen[kept] += 1
+    assert seen[True]
+    assert seen[False]
+
+
+def test_prompts_are_learnt_only_where_that_is_wanted_and_never_their_placeholders() -> None:
+    encoder = Encoder()
+    example = encoder(TASKS["picture_shape"].generate("test", 0))
+    assert len(lessons(example, 0.0)) == 1
+    answer, prompt = lessons(example, 0.1)
+    next_ids = example.ids[prompt.places + 1]
+    assert encoder.tokenizer.token_id("<|imgpad|>") not in next_ids
+    assert not np.intersect1d(answer.places, prompt.places).size
