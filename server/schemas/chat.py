@@ -1,0 +1,143 @@
+"""The request of /v1/chat/completions. Owns what only chat has: messages, tools, thinking, response formats."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from server.errors import RequestError, shown
+from server.schemas.messages import MessageReader
+from server.schemas.refusal import validated
+from server.schemas.sampling import MAX_LOGPROBS, GenerationFields, fault
+
+_NO_THINKING = ("none", "minimal")
+# Names that the template or Jinja itself gives a meaning; a client's value would take their place.
+_RESERVED_KWARGS = frozenset(
+    "messages tools add_generation_prompt continue_final_message self range dict lipsum cycler joiner namespace".split()
+)
+
+
+class ChatRequest(GenerationFields):
+    """`messages` and `tools` are in OpenAI's form, already checked; `tools` is empty where none may be called."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] = Field([])
+    tool_choice: Literal["auto", "none"] = "auto"
+    parallel_tool_calls: bool = True
+    max_completion_tokens: int | None = Field(None, ge=0, le=2**63 - 1)
+    logprobs: bool = False
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    modalities: list[Literal["text"]] = Field(["text"])
+    response_format: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] = Field({})
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _kwargs_take_no_reserved_name(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for name in value:
+            if name in _RESERVED_KWARGS:
+                raise fault(f"must not set {name}")
+        if not isinstance(value.get("enable_thinking", True), bool | None):
+            raise fault(f"must set enable_thinking to true or false, got {shown(value['enable_thinking'])}")
+        return value
+
+    @field_validator("response_format")
+    @classmethod
+    def _only_text(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if value.get("type") != "text":
+            raise fault(f"of type {shown(value.get('type'))} is not supported in this version; only text is")
+        return value
+
+    @model_validator(mode="after")
+    def _chat_fields_agree(self) -> ChatRequest:
+        for name in ("max_tokens", "max_completion_tokens"):
+            if getattr(self, name) == 0:
+                raise fault(f"`{name}` must be ≥ 1, got 0")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise fault("`top_logprobs` is only allowed with `logprobs`: true")
+        if self.continue_final_message:
+            if self.add_generation_prompt:
+                raise fault("`continue_final_message` needs `add_generation_prompt`: false")
+            if self.messages[-1]["role"] != "assistant":
+                raise fault("`continue_final_message` needs a last message from the assistant")
+        if self.tools and not self.parallel_tool_calls:
+            raise fault("`parallel_tool_calls`: false is not supported in this version")
+        return self
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def thinking(self) -> bool:
+        switch = self.chat_template_kwargs.get("enable_thinking")
+        if switch is not None:
+            return bool(switch)
+        return self.reasoning_effort not in _NO_THINKING
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        return {name: value for name, value in self.chat_template_kwargs.items() if name != "enable_thinking"}
+
+
+def read_chat(fields: dict[str, Any], refuse_unknown: bool) -> tuple[ChatRequest, list[str]]:
+    """The request, and warnings about what was passed over."""
+    fields = {name: value for name, value in fields.items() if value is not None}
+    if "messages" not in fields:
+        raise RequestError("missing_field", "`messages` is required", "messages")
+    reader = MessageReader()
+    fields["messages"] = reader.messages(fields["messages"])
+    _take_functions(fields)
+    if "tools" in fields:
+        fields["tools"] = reader.tools(fields["tools"])
+    _take_tool_choice(fields)
+    if "structured_outputs" in fields:
+        raise RequestError(
+            "unsupported_parameter", "`structured_outputs` is not supported in this version", "structured_outputs"
+        )
+    request, unknown = validated(ChatRequest, fields, refuse_unknown)
+    warnings = [f"ignored unknown fields: {len(unknown)}"] if unknown else []
+    if reader.ignored:
+        warnings.append(f"ignored unknown keys inside messages or tools: {reader.ignored}")
+    return request, warnings
+
+
+def _take_functions(fields: dict[str, Any]) -> None:
+    """The API before tools: `functions` and `function_call` become `tools` and `tool_choice`."""
+    if "functions" in fields:
+        if "tools" in fields:
+            raise RequestError("invalid_value", "`functions` and `tools` exclude each other", "functions")
+        fields["tools"] = MessageReader().tools(fields.pop("functions"), "functions")
+    if "function_call" in fields:
+        if "tool_choice" in fields:
+            raise RequestError("invalid_value", "`function_call` and `tool_choice` exclude each other", "function_call")
+        choice = fields.pop("function_call")
+        if choice not in ("auto", "none"):
+            raise _choice_refused("function_call", choice)
+        fields["tool_choice"] = choice
+
+
+def _take_tool_choice(fields: dict[str, Any]) -> None:
+    choice = fields.get("tool_choice", "auto")
+    if choice not in ("auto", "none"):
+        raise _choice_refused("tool_choice", choice)
+    if choice == "none":
+        fields.pop("tools", None)
+
+
+def _choice_refused(field: str, choice: Any) -> RequestError:
+    named = isinstance(choice, dict) and ("function" in choice or "name" in choice)
+    if choice == "required" or named:
+        what = "required" if choice == "required" else "a named function"
+        return RequestError(
+            "unsupported_value", f"`{field}`: {what} is not supported in this version; auto and none are", field
+        )
+    return RequestError("invalid_value", f"`{field}` must be auto or none, got {shown(choice)}", field)

@@ -1,0 +1,67 @@
+"""Bytes of a request body become a JSON object, strictly: no NaN, no infinity, no lone surrogate, bounded nesting.
+
+Knows JSON and how to say what is wrong with it; knows no fields.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+from pydantic_core import from_json
+
+from server.errors import RequestError, shown
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+# A number that could overflow a double; only then is the parsed value searched for infinities.
+_MAYBE_HUGE = re.compile(rb"[0-9][eE]\+?[0-9]{2}|[0-9]{300}")
+
+
+def read_object(body: bytes) -> dict[str, Any]:
+    if not body.strip():
+        raise RequestError("invalid_json", "The request body is empty; it must be a JSON object")
+    try:
+        value = from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise _explained(body, error) from error
+    if not isinstance(value, dict):
+        raise RequestError("invalid_json", f"The request body must be a JSON object, got {shown(value)}")
+    if _MAYBE_HUGE.search(body) and (fault := _first_fault(value, "")) is not None:
+        raise fault
+    return value
+
+
+def _explained(body: bytes, error: ValueError) -> RequestError:
+    """Names the field where Python's laxer reader can still find it."""
+    if len(body) < 1_000_000:
+        try:
+            fault = _first_fault(json.loads(body), "")
+        except (ValueError, RecursionError):
+            fault = None
+        if fault is not None:
+            return fault
+    return RequestError("invalid_json", f"The request body is not valid JSON: {error}")
+
+
+def _first_fault(value: Any, path: str) -> RequestError | None:
+    if isinstance(value, str):
+        if _SURROGATE.search(value):
+            return RequestError("invalid_value", f"`{path}` holds half of a surrogate pair, which is no text", path)
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            return RequestError("invalid_value", f"`{path}` must be a finite number, got {value}", path)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if _SURROGATE.search(key):
+                return RequestError(
+                    "invalid_value", f"A key of `{path or 'the body'}` holds half of a surrogate pair", path or None
+                )
+            if (fault := _first_fault(item, f"{path}.{key}" if path else key)) is not None:
+                return fault
+    elif isinstance(value, list):
+        for place, item in enumerate(value):
+            if (fault := _first_fault(item, f"{path}[{place}]")) is not None:
+                return fault
+    return None

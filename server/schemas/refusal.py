@@ -1,0 +1,109 @@
+"""A JSON object becomes a request type or a refusal that names the field, the limit and the value given.
+
+Owns which top-level fields are ignored on purpose and how a validation error reads. Knows no single API.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from server.errors import RequestError, shown
+
+# OpenAI fields without meaning here: accepted, and without effect.
+IGNORED_FIELDS = frozenset(
+    "user store metadata service_tier prediction prompt_cache_key prompt_cache_retention safety_identifier verbosity "
+    "web_search_options".split()
+)
+_LIMITS = {
+    "greater_than_equal": ("≥", "ge"),
+    "greater_than": (">", "gt"),
+    "less_than_equal": ("≤", "le"),
+    "less_than": ("<", "lt"),
+}
+_KINDS = {
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "string_type": "a string",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+}
+_MAX_NAMED = 8
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def validated(model: type[Model], fields: dict[str, Any], refuse_unknown: bool) -> tuple[Model, list[str]]:
+    """The request, and the names of unknown fields that were passed over."""
+    present = {name: value for name, value in fields.items() if value is not None and name not in IGNORED_FIELDS}
+    unknown = [name for name in present if name not in model.model_fields]
+    if unknown and refuse_unknown:
+        raise _unknown_fields(unknown, list(model.model_fields))
+    for name in unknown:
+        del present[name]
+    try:
+        return model.model_validate(present), unknown
+    except ValidationError as error:
+        raise _refusal(error.errors(include_url=False, include_context=True)[0]) from error
+
+
+def _unknown_fields(unknown: list[str], known: list[str]) -> RequestError:
+    names = ", ".join(_named(name, known) for name in unknown[:_MAX_NAMED])
+    rest = f" and {len(unknown) - _MAX_NAMED} more" if len(unknown) > _MAX_NAMED else ""
+    return RequestError("unknown_field", f"Unknown field: {names}{rest}", unknown[0])
+
+
+def _named(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name[:64], known, n=1, cutoff=0.8)
+    return f"`{name[:64]}`" + (f" (did you mean `{near[0]}`?)" if near else "")
+
+
+def _refusal(details: ErrorDetails) -> RequestError:
+    kind, context = details["type"], details.get("ctx", {})
+    param = _path(details["loc"])
+    if kind == "fault":
+        message = str(context["text"])
+        return RequestError(
+            "invalid_value", message if "`" in message else f"`{param}` {message}", param or _first(message)
+        )
+    if kind == "missing":
+        return RequestError("missing_field", f"`{param}` is required", param)
+    if kind == "extra_forbidden":
+        return RequestError("unknown_field", f"Unknown field: `{param}`", param)
+    got = f"got {shown(details['input'])}"
+    if kind in _LIMITS:
+        sign, name = _LIMITS[kind]
+        return RequestError("invalid_value", f"`{param}` must be {sign} {_number(context[name])}, {got}", param)
+    if kind in _KINDS:
+        return RequestError("invalid_value", f"`{param}` must be {_KINDS[kind]}, {got}", param)
+    if kind == "literal_error":
+        return RequestError("invalid_value", f"`{param}` must be {context['expected']}, {got}", param)
+    text = details["msg"][:1].lower() + details["msg"][1:]
+    return RequestError("invalid_value", f"`{param}`: {text}, {got}", param)
+
+
+def _number(limit: float) -> str:
+    return f"{limit:g}" if isinstance(limit, float) else str(limit)
+
+
+def _path(loc: tuple[int | str, ...]) -> str:
+    path = ""
+    for step in loc:
+        if isinstance(step, int):
+            path += f"[{step}]"
+        elif step != "[key]":
+            path += f".{step}" if path else step
+    return path
+
+
+def _first(message: str) -> str | None:
+    """The field that a message about several names first."""
+    return message.split("`")[1] if message.count("`") >= 2 else None
