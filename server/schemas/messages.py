@@ -15,9 +15,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 MEDIA_PARTS = ("image_url", "input_audio", "audio_url", "video_url")
 MAX_TOOLS = 1024
 
-_MESSAGE_KEYS = frozenset(
-    "role content name tool_calls tool_call_id function_call reasoning_content reasoning refusal annotations audio".split()
-)
+_MESSAGE_KEYS = frozenset("role content name tool_calls tool_call_id function_call reasoning_content reasoning".split())
 _TOOL_NAME = re.compile(r"[^\s\x00-\x1f<>\"'`](?:[^\x00-\x1f<>\"'`]{0,126}[^\s\x00-\x1f<>\"'`])?")
 
 
@@ -60,9 +58,7 @@ class MessageReader:
         if role is None:
             raise RequestError("missing_field", f"`{path}.role` is required", f"{path}.role")
         if role not in ROLES:
-            raise RequestError(
-                "invalid_value", f"`{path}.role` must be one of {', '.join(ROLES)}, got {shown(role)}", f"{path}.role"
-            )
+            raise _wrong(f"{path}.role", f"one of {', '.join(ROLES)}", role)
         self.ignored += sum(key not in _MESSAGE_KEYS for key in raw)
         message: dict[str, Any] = {"role": role, "content": self._content(raw.get("content"), role, f"{path}.content")}
         for key in ("name", "tool_call_id"):
@@ -100,9 +96,7 @@ class MessageReader:
         key = "refusal" if kind == "refusal" and role == "assistant" else "text"
         if kind != key:
             known = ", ".join(("text", *MEDIA_PARTS))
-            raise RequestError(
-                "invalid_value", f"`{path}.type` must be one of {known}, got {shown(kind)}", f"{path}.type"
-            )
+            raise _wrong(f"{path}.type", f"one of {known}", kind)
         self.ignored += sum(name not in ("type", key) for name in raw)
         if raw.get(key) is None:
             raise RequestError("missing_field", f"`{path}.{key}` is required", f"{path}.{key}")
@@ -148,9 +142,7 @@ class MessageReader:
         if not isinstance(raw, dict):
             raise _wrong(path, "an object", raw)
         if raw.get("type") != "function":
-            raise RequestError(
-                "unsupported_value", f"`{path}.type` must be function, got {shown(raw.get('type'))}", f"{path}.type"
-            )
+            raise _wrong(f"{path}.type", "function", raw.get("type"))
         self.ignored += sum(key not in ("type", "function") for key in raw)
         return self._function(raw.get("function"), f"{path}.function")
 

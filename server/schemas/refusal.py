@@ -71,9 +71,9 @@ def _refusal(details: ErrorDetails) -> RequestError:
     param = _path(details["loc"])
     if kind == "fault":
         message = str(context["text"])
-        return RequestError(
-            "invalid_value", message if "`" in message else f"`{param}` {message}", param or _first(message)
-        )
+        if message.startswith("`"):  # about several fields; the first is the one to change
+            return RequestError("invalid_value", message, message.split("`")[1])
+        return RequestError("invalid_value", f"`{param}` {message}", param)
     if kind == "missing":
         return RequestError("missing_field", f"`{param}` is required", param)
     if kind == "extra_forbidden":
@@ -102,8 +102,3 @@ def _path(loc: tuple[int | str, ...]) -> str:
         elif step != "[key]":
             path += f".{step}" if path else step
     return path
-
-
-def _first(message: str) -> str | None:
-    """The field that a message about several names first."""
-    return message.split("`")[1] if message.count("`") >= 2 else None
