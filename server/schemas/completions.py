@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
-from server.errors import RequestError
+from server.errors import RequestError, shown
 from server.schemas.refusal import validated
-from server.schemas.sampling import MAX_LOGPROBS, GenerationFields, TokenId, fault
+from server.schemas.sampling import MAX_LOGPROBS, MAX_TOKEN_ID, GenerationFields, fault
 
 MAX_PROMPTS = 128
 DEFAULT_MAX_TOKENS = 16
@@ -21,7 +21,7 @@ _REFUSED = {
 
 
 class CompletionRequest(GenerationFields):
-    prompt: Annotated[list[str] | list[list[TokenId]], Field(min_length=1, max_length=MAX_PROMPTS)]
+    prompt: list[str | list[int]] = Field(min_length=1, max_length=MAX_PROMPTS)
     max_tokens: int | None = Field(DEFAULT_MAX_TOKENS, ge=0, le=2**63 - 1)
     echo: bool = False
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
@@ -30,15 +30,16 @@ class CompletionRequest(GenerationFields):
     @field_validator("prompt", mode="before")
     @classmethod
     def _always_several(cls, value: Any) -> Any:
-        one = isinstance(value, str) or (isinstance(value, list) and bool(value) and type(value[0]) is int)
-        return [value] if one else value
-
-    @field_validator("prompt")
-    @classmethod
-    def _no_empty_ids(cls, value: list[Any]) -> list[Any]:
-        if [] in value:
-            raise fault("must hold at least 1 token id in every prompt, got 0")
-        return value
+        """One prompt is text or a list of token ids; several are a list of those."""
+        if isinstance(value, str):
+            return [value]
+        if not isinstance(value, list):
+            raise fault(f"must be a string, a list of token ids or a list of those, got {shown(value)}")
+        prompts = [value] if value and type(value[0]) is int else value
+        for prompt in prompts:
+            if not isinstance(prompt, str):
+                _check_ids(prompt)
+        return prompts
 
     @model_validator(mode="after")
     def _completion_fields_agree(self) -> CompletionRequest:
@@ -52,7 +53,7 @@ class CompletionRequest(GenerationFields):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        return list(self.prompt)
+        return self.prompt
 
     @property
     def num_logprobs(self) -> int | None:
@@ -61,6 +62,16 @@ class CompletionRequest(GenerationFields):
     @property
     def num_prompt_logprobs(self) -> int | None:
         return self.logprobs if self.prompt_logprobs is None and self.echo else self.prompt_logprobs
+
+
+def _check_ids(prompt: Any) -> None:
+    if not isinstance(prompt, list):
+        raise fault(f"must hold strings or lists of token ids, got {shown(prompt)}")
+    if not prompt:
+        raise fault("must hold at least 1 token id in every prompt, got 0")
+    for token in prompt:
+        if type(token) is not int or not 0 <= token <= MAX_TOKEN_ID:
+            raise fault(f"must hold token ids from 0 to {MAX_TOKEN_ID}, got {shown(token)}")
 
 
 def read_completion(fields: dict[str, Any], refuse_unknown: bool) -> tuple[CompletionRequest, list[str]]:

@@ -24,6 +24,12 @@ _LIMITS = {
     "less_than_equal": ("≤", "le"),
     "less_than": ("<", "lt"),
 }
+_LENGTHS = {
+    "too_short": ("at least", "min_length", "items"),
+    "too_long": ("at most", "max_length", "items"),
+    "string_too_short": ("at least", "min_length", "characters"),
+    "string_too_long": ("at most", "max_length", "characters"),
+}
 _KINDS = {
     "int_type": "an integer",
     "int_from_float": "an integer",
@@ -82,6 +88,10 @@ def _refusal(details: ErrorDetails) -> RequestError:
     if kind in _LIMITS:
         sign, name = _LIMITS[kind]
         return RequestError("invalid_value", f"`{param}` must be {sign} {_number(context[name])}, {got}", param)
+    if kind in _LENGTHS:
+        bound, name, unit = _LENGTHS[kind]
+        text = f"`{param}` must have {bound} {context[name]} {unit}, got {len(details['input'])}"
+        return RequestError("invalid_value", text, param)
     if kind in _KINDS:
         return RequestError("invalid_value", f"`{param}` must be {_KINDS[kind]}, {got}", param)
     if kind == "literal_error":

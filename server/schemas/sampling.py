@@ -10,13 +10,16 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from server.errors import shown
+
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
+MAX_TOKEN_ID = 2**31 - 1
 _INT32 = 2**31 - 1
 _INT64 = 2**63 - 1
 
-TokenId = Annotated[int, Field(ge=0, le=_INT32)]
+TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 
 
@@ -69,7 +72,7 @@ class GenerationFields(BaseModel):
     return_token_ids: bool = False
     priority: int = Field(0, ge=-_INT32 - 1, le=_INT32)
     cache_salt: str = Field("", max_length=256)
-    request_id: str | None = Field(None, pattern=r"^[\x21-\x7e]{1,128}$")
+    request_id: str | None = Field(None, min_length=1, max_length=128)
     speculative_tokens: Literal[0] | None = None  # this version drafts none
     mm_processor_kwargs: dict[str, Any] = {}  # without media there is nothing that they could change
 
@@ -87,13 +90,20 @@ class GenerationFields(BaseModel):
         try:
             return {int(key) if key.isascii() and len(key) < 12 else -1: bias for key, bias in value.items()}
         except ValueError:
-            raise fault("every key must be a token id in decimal digits") from None
+            raise fault("must have token ids in decimal digits as its keys") from None
 
     @field_validator("truncate_prompt_tokens")
     @classmethod
     def _some_prompt_is_left(cls, value: int | None) -> int | None:
         if value == 0:
             raise fault("must be ≥ 1, or -1 for as many as the model takes, got 0")
+        return value
+
+    @field_validator("request_id")
+    @classmethod
+    def _printable(cls, value: str | None) -> str | None:
+        if value is not None and not (value.isascii() and value.isprintable()):
+            raise fault(f"must hold printable ASCII characters only, got {shown(value)}")
         return value
 
     @model_validator(mode="after")
