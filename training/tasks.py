@@ -1,4 +1,7 @@
-"""The tasks of the tiny checkpoint: what makes their items, the score each must reach, its share of the training."""
+"""The tasks of the tiny checkpoint: what makes their items, the score each must reach, its share of the training.
+
+TASKS are the tested ones; PRACTICE is for training alone.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from training.data.dialogue import dialogue
 from training.data.films import film_at_tone, film_order, film_tones_while, film_when
 from training.data.follow import follow
 from training.data.lookup import lookup
+from training.data.media_practice import film_talk, picture_talk
 from training.data.needle import needle
 from training.data.pictures import (
     picture_colour,
@@ -21,6 +25,7 @@ from training.data.pictures import (
     picture_position,
     picture_shape,
 )
+from training.data.practice import lookup_talk, needle_talk, recall, words_talk
 from training.data.sounds import sound_beeps, sound_order, sound_pitch, sound_speech
 from training.data.tools import tool_dialogue, tool_none, tool_parallel, tool_result, tool_single
 from training.data.words import copy, count, reverse, sort
@@ -29,7 +34,7 @@ from training.data.words import copy, count, reverse, sort
 class Task(NamedTuple):
     name: str
     generate: Callable[[str, int], Conversation]  # (split, index), deterministic
-    target: float  # exact match on the held-out split
+    target: float  # exact match on the held-out split; 0 for practice, which is not tested
     weight: float  # share of the training tokens, relative to the sum over all tasks
     kind: str  # text, tools, picture, sound or film
 
@@ -68,3 +73,15 @@ _TABLE = (
 )
 
 TASKS: dict[str, Task] = {task.name: task for task in _TABLE}
+
+# Several questions about one context: trained on beside the tasks, never tested.
+_PRACTICE = (
+    Task("lookup_talk", lookup_talk, 0.0, 4, "text"),
+    Task("needle_talk", needle_talk, 0.0, 6, "text"),
+    Task("words_talk", words_talk, 0.0, 4, "text"),
+    Task("recall", recall, 0.0, 4, "text"),
+    Task("picture_talk", picture_talk, 0.0, 5, "picture"),
+    Task("film_talk", film_talk, 0.0, 8, "film"),
+)
+
+PRACTICE: dict[str, Task] = {task.name: task for task in _PRACTICE}

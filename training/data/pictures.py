@@ -225,7 +225,7 @@ def _same(rng: random.Random) -> _Comparison:
 
 
 def one_changed(rng: random.Random, figures: tuple[Figure, ...]) -> tuple[Figure, ...]:
-    """The figures with another colour or kind of one; no kind comes twice."""
+    """The figures, one of them with another colour or of a kind that none has."""
     changed = rng.randrange(len(figures))
     figure = figures[changed]
     if rng.random() < 0.5:
