@@ -1,0 +1,135 @@
+"""Logits → tokens, for a batch in which every row has its own parameters.
+
+A token of a random row is argmax of log p + Gumbel(seed, choice index, position), so that it depends on its own row
+alone; a greedy row is the plain argmax of its logits whatever the others are. Knows nothing of requests or steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.runtime.filters import lower_bounds
+from engine.runtime.logprobs import token_logprobs
+from engine.runtime.noise import exponential, row_keys
+from engine.runtime.sampling_state import SamplingState
+from engine.wire.messages import Sampling, TokenLogprobs
+
+Slots = npt.NDArray[np.int64]
+
+
+class Sampled(NamedTuple):
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs | None] | None  # None: no row wants any
+
+
+class Sampler:
+    def __init__(self, vocab_size: int, device: torch.device, seed: int | None = None) -> None:
+        """`seed` is where requests without a seed of their own get one from."""
+        self._device = device
+        self._state = SamplingState(vocab_size, device, seed)
+        self._token_ids = torch.arange(vocab_size, dtype=torch.int32, device=device)
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._state.slots
+
+    def __len__(self) -> int:
+        return len(self._state.slots)
+
+    def add(self, key: Hashable, sampling: Sampling, index: int, prompt_ids: Sequence[int]) -> None:
+        """Before a sequence's first token; what was sampled for it is remembered until it is removed."""
+        self._state.add(key, sampling, index, prompt_ids)
+
+    def remove(self, key: Hashable) -> None:
+        """Idempotent."""
+        self._state.remove(key)
+
+    def sample(self, logits: torch.Tensor, keys: Sequence[Hashable]) -> Sampled:
+        """One token for each of `keys`, from float32 `logits` [keys, vocab], which are overwritten."""
+        state = self._state
+        of_key = state.slots
+        slots = np.array([of_key[key] for key in keys], dtype=np.int64)
+        columns = state.columns
+        wanted = columns["logprobs"][slots]
+        described = np.flatnonzero(wanted >= 0)
+        raw = logits[self._to_device(described)].log_softmax(-1) if len(described) else None
+        if not columns["plain"][slots].all():
+            self._process(logits, slots)
+        greedy = columns["greedy"][slots]
+        if greedy.all():
+            token_ids = logits.argmax(-1)
+        elif not greedy.any():
+            token_ids = self._draw(logits, slots)
+        else:
+            token_ids = logits.argmax(-1)
+            random = np.flatnonzero(~greedy)
+            places = self._to_device(random)
+            token_ids[places] = self._draw(logits[places], slots[random])
+        tokens: list[int] = token_ids.tolist()
+        state.record(slots, token_ids, tokens)
+        if raw is None:
+            return Sampled(tokens, None)
+        found = token_logprobs(raw, token_ids[self._to_device(described)], wanted[described].tolist())
+        entries: list[TokenLogprobs | None] = [None] * len(tokens)
+        for place, entry in zip(described.tolist(), found, strict=True):
+            entries[place] = entry
+        return Sampled(tokens, entries)
+
+    def _draw(self, logits: torch.Tensor, slots: Slots) -> torch.Tensor:
+        columns = self._state.columns
+        scaled = logits / self._column("temperature", slots)[:, None]
+        if columns["filtered"][slots].any():
+            limits = (self._column(name, slots) for name in ("top_k", "top_p", "min_p"))
+            scaled.masked_fill_(scaled < lower_bounds(scaled, *limits)[:, None], -torch.inf)
+        keys = row_keys(columns["seed"][slots], columns["index"][slots], columns["num_outputs"][slots])
+        # p / E, but for a factor that is the same for the whole row and so for its argmax.
+        weights = scaled.sub_(scaled.amax(-1, keepdim=True)).exp_()
+        return weights.div_(exponential(self._to_device(keys), self._token_ids)).argmax(-1)
+
+    def _process(self, logits: torch.Tensor, slots: Slots) -> None:
+        """In place, in vLLM's order: allowed ids and biases, bad words, min tokens, penalties."""
+        state = self._state
+        columns = state.columns
+        biased = np.flatnonzero(columns["bias_row"][slots] >= 0)
+        if len(biased):
+            logits[self._to_device(biased)] += state.bias.values[self._column("bias_row", slots[biased])]
+        if state.bad_words or state.stop_ids:
+            self._mask(logits, slots)
+        penalised = np.flatnonzero(columns["counts_row"][slots] >= 0)
+        if len(penalised):
+            places = self._to_device(penalised)
+            logits[places] = self._penalised(logits[places], slots[penalised])
+
+    def _mask(self, logits: torch.Tensor, slots: Slots) -> None:
+        state = self._state
+        rows: list[int] = []
+        tokens: list[int] = []
+        early = state.columns["num_outputs"] < state.columns["min_tokens"]
+        for row, slot in enumerate(slots.tolist()):
+            masked = state.stop_ids.get(slot, []) if early[slot] else []
+            if (words := state.bad_words.get(slot)) is not None:
+                masked = masked + words.completions()
+            rows += [row] * len(masked)
+            tokens += masked
+        if rows:
+            logits[self._to_device(np.array(rows)), self._to_device(np.array(tokens))] = -torch.inf
+
+    def _penalised(self, logits: torch.Tensor, slots: Slots) -> torch.Tensor:
+        rows = self._column("counts_row", slots)
+        counts = self._state.output_counts.values[rows]
+        seen = (counts > 0) | self._state.in_prompt.values[rows]
+        repetition = self._column("repetition", slots)[:, None]
+        logits = torch.where(seen, torch.where(logits > 0, logits / repetition, logits * repetition), logits)
+        logits -= self._column("frequency", slots)[:, None] * counts
+        logits -= self._column("presence", slots)[:, None] * (counts > 0)
+        return logits
+
+    def _column(self, name: str, slots: Slots) -> torch.Tensor:
+        return self._to_device(self._state.columns[name][slots])
+
+    def _to_device(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device)
