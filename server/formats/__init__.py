@@ -1,0 +1,1 @@
+"""Pure renderings: what a generation yields becomes bodies and stream frames. No sockets, no clocks."""

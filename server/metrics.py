@@ -1,0 +1,142 @@
+"""Figures for Prometheus, under the names that dashboards rely on; and the clock of one request.
+
+Labels are bounded: reasons, codes, groups and workers, all of the server's own making. Counts of the workers are read
+from their last beats when somebody asks. Knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from server.deltas import ChoiceDelta, Done
+from server.engine_client import Engine, WorkerHealth
+from server.errors import KINDS
+
+_SHORT = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5.0)
+_LONG = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 1280.0)
+_FINISH_REASONS = ("stop", "length", "abort", "tool_calls")
+
+
+class Metrics:
+    """One per app, with a registry of its own."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.registry = CollectorRegistry()
+        registry = self.registry
+        self.requests = Counter("dots3_requests", "Choices that ended", ["finish_reason"], registry=registry)
+        self.errors = Counter("dots3_request_errors", "Requests that got an error", ["code"], registry=registry)
+        self.prompt_tokens = Counter("dots3_prompt_tokens", "Tokens of prompts", registry=registry)
+        self.generation_tokens = Counter("dots3_generation_tokens", "Tokens generated", registry=registry)
+        self.ignored_keys = Counter("dots3_ignored_keys", "Unknown keys that requests held", registry=registry)
+        self.first_token = Histogram(
+            "dots3_time_to_first_token_seconds",
+            "From receipt to the first token",
+            buckets=_LONG,
+            registry=registry,
+        )
+        self.inter_token = Histogram(
+            "dots3_inter_token_latency_seconds", "Between tokens of a choice", buckets=_SHORT, registry=registry
+        )
+        self.latency = Histogram(
+            "dots3_request_latency_seconds", "From the whole body to the end", buckets=_LONG, registry=registry
+        )
+        self.queue_time = Histogram(
+            "dots3_queue_time_seconds", "From the worker's receipt to the first step", buckets=_LONG, registry=registry
+        )
+        for reason in _FINISH_REASONS:
+            self.requests.labels(reason)
+        for code in KINDS:
+            self.errors.labels(code)
+        registry.register(_WorkerFigures(engine))
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)
+
+    def failed(self, code: str) -> None:
+        self.errors.labels(code).inc()
+
+
+class RequestClock:
+    """Times one request and counts its tokens."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._began_s = time.monotonic()
+        self._last_s: dict[int, float] = {}  # when a choice had its latest token
+
+    def delta(self, delta: ChoiceDelta) -> None:
+        if count := len(delta.token_ids):
+            now_s = time.monotonic()
+            if not self._last_s:
+                self._metrics.first_token.observe(now_s - self._began_s)
+            if (last_s := self._last_s.get(delta.index)) is not None:
+                for _ in range(count):
+                    self._metrics.inter_token.observe((now_s - last_s) / count)
+            self._last_s[delta.index] = now_s
+            self._metrics.generation_tokens.inc(count)
+        if delta.finish_reason is not None:
+            reason = delta.finish_reason if delta.finish_reason in _FINISH_REASONS else "stop"
+            self._metrics.requests.labels(reason).inc()
+
+    def done(self, done: Done) -> None:
+        self._metrics.prompt_tokens.inc(done.usage.prompt_tokens)
+        self._metrics.queue_time.observe(done.queue_s)
+        self._metrics.latency.observe(time.monotonic() - self._began_s)
+
+    def failed(self, code: str, open_choices: int = 0) -> None:
+        """The request ended in an error; so many of its choices had no end of their own."""
+        self._metrics.failed(code)
+        self._metrics.requests.labels("abort").inc(open_choices)
+
+
+class _WorkerFigures(Collector):
+    """What workers said in their last beats, summed; and which of them are up."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterator[Metric]:
+        workers = self._engine.health()
+        beats = [worker.beat for worker in workers if worker.beat is not None]
+        yield GaugeMetricFamily("dots3_requests_running", "Requests that run", sum(beat.running for beat in beats))
+        yield GaugeMetricFamily("dots3_requests_waiting", "Requests that wait", sum(beat.waiting for beat in beats))
+        yield _usage(beat.cache_usage for beat in beats)
+        counts = (
+            ("dots3_prefix_cache_queries", "Prompt tokens looked up", sum(beat.prefix_queries for beat in beats)),
+            ("dots3_prefix_cache_hits", "Prompt tokens found", sum(beat.prefix_hits for beat in beats)),
+            ("dots3_preemptions", "Sequences put back to wait", sum(beat.preemptions for beat in beats)),
+        )
+        for name, text, value in counts:
+            yield CounterMetricFamily(name, text, value)
+        yield from _per_worker(workers)
+
+    def describe(self) -> Iterable[Metric]:
+        return []  # asks no engine while the app is being built
+
+
+def _usage(shares: Iterable[dict[str, float]]) -> Metric:
+    family = GaugeMetricFamily("dots3_kv_cache_usage_ratio", "Share of the cache's bytes in use", labels=["group"])
+    fullest: dict[str, float] = {}
+    for usage in shares:
+        for group, share in usage.items():
+            fullest[group] = max(share, fullest.get(group, 0.0))
+    for group, share in fullest.items():
+        family.add_metric([group], share)
+    return family
+
+
+def _per_worker(workers: Iterable[WorkerHealth]) -> Iterator[Metric]:
+    up = GaugeMetricFamily("dots3_worker_up", "1: would serve a request now", labels=["worker"])
+    restarts = CounterMetricFamily("dots3_worker_restarts", "Times that a worker was started again", labels=[])
+    total = 0
+    for worker in workers:
+        up.add_metric([worker.name], float(worker.state == "ready"))
+        total += worker.restarts
+    restarts.add_metric([], total)
+    yield up
+    yield restarts
