@@ -1,0 +1,35 @@
+"""What one step computes and what came of it: plain values. Knows nothing of how they are chosen."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from engine.sched.request import Request
+from engine.wire.messages import Finished, FinishReason
+
+
+class Scheduled(NamedTuple):
+    """Consecutive tokens of one request. A table is the same object as in the step before unless it has changed."""
+
+    request: Request
+    start: int  # position of the first token; all before it are in the cache
+    num_tokens: int
+    token_ids: tuple[int, ...]  # [num_tokens]
+    dsa_pages: tuple[int, ...]  # by page number of the sequence
+    swa_pages: tuple[int, ...]  # the same; -1 where the page has left the window
+    samples: bool  # the token after the last one is wanted
+
+
+class ScheduledBatch(NamedTuple):
+    items: tuple[Scheduled, ...]  # decodes first
+    num_decodes: int
+    num_tokens: int
+
+
+class Output(NamedTuple):
+    """What a step brought for one request."""
+
+    request: Request
+    token: int | None  # None: it asked for no token, and its prompt is computed
+    finish_reason: FinishReason | None  # of this choice
+    finished: Finished | None  # with the last choice that ends

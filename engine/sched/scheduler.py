@@ -1,0 +1,363 @@
+"""Which tokens each step computes: admission, chunked prefill beside decodes, preemption, abort, the end of requests.
+
+Owns every request from submission to its one terminal message, and the cache. Knows nothing of tensors and sockets.
+
+The best ranked running request takes pages from all others and, alone, from the cached prefixes: it always moves on.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from bisect import bisect_left, insort
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from engine.cache.groups import HybridCache, SequencePages
+from engine.config.capacity import CapacityPlan
+from engine.config.engine import EngineConfig
+from engine.sched.batch import Output, Scheduled, ScheduledBatch
+from engine.sched.request import Request, State
+from engine.sched.submission import Submission
+from engine.wire.messages import Finished, FinishReason, Submit
+
+_STEPS_BETWEEN_TRIES = 8  # of a request that found no room: looking its prompt up costs time in every step
+
+
+class RefusedError(ValueError):
+    """This request can never be served."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Figures(NamedTuple):
+    """For the heartbeat."""
+
+    running: int
+    waiting: int
+    cache_usage: dict[str, float]
+    preemptions: int
+    prefix_queries: int
+    prefix_hits: int
+
+
+class Scheduler:
+    """One batch is out at a time: `schedule`, run it, `advance`. The other methods may be called in between."""
+
+    def __init__(self, config: EngineConfig, plan: CapacityPlan, clock: Callable[[], float] = time.monotonic) -> None:
+        self._plan = plan
+        self._cache = HybridCache(plan, config.enable_prefix_caching)
+        self._clock = clock
+        self._submissions: dict[str, Submission] = {}
+        self._waiting: list[Request] = []  # both by rank
+        self._running: list[Request] = []
+        self._deadlines: list[tuple[float, str]] = []  # heap
+        self._alone: Request | None = None  # runs without company until it ends, see _start_over
+        self._num_submissions = 0
+        self._num_unfinished = 0  # choices
+        self._num_steps = 0
+        self._next_try = 0  # step at which the head of the queue may look for room again
+        self._preemptions = 0
+        self._prefix_queries = 0
+        self._prefix_hits = 0
+
+    # ---- requests come and go
+
+    def submit(self, submit: Submit) -> None:
+        if submit.request_id in self._submissions:
+            raise RefusedError("invalid_value", f"request id {submit.request_id!r} is in use")
+        length = len(submit.prompt_ids)
+        if length == 0:
+            raise RefusedError("invalid_value", "the prompt must have at least 1 token, got 0")
+        longest = self._plan.max_model_len - min(1, submit.sampling.max_tokens)
+        if length > longest:
+            raise RefusedError(
+                "context_length_exceeded", f"the prompt must have at most {longest} tokens, got {length}"
+            )
+        now = self._clock()
+        kept = self._cache.kept_pages((*submit.keep_offsets, length))
+        self._num_submissions += 1
+        submission = Submission(submit, self._num_submissions, now, kept, self._plan.max_model_len)
+        self._submissions[submit.request_id] = submission
+        self._num_unfinished += submit.n
+        if submit.deadline_s is not None:
+            heapq.heappush(self._deadlines, (now + submit.deadline_s, submit.request_id))
+        self._queue(submission.choices[0])
+
+    def abort(self, request_id: str) -> Finished | None:
+        """The terminal message; None if the request is over or was never there."""
+        submission = self._submissions.get(request_id)
+        if submission is None:
+            return None
+        submission.aborted = True
+        for choice in submission.choices:
+            if choice.state is not State.ENDED:
+                self._leave(choice, "abort")
+        return self._close(submission)
+
+    def stop(self, request_id: str, index: int, num_tokens: int) -> Finished | None:
+        """Ends one choice with its first `num_tokens` tokens. The terminal message if it was the last one."""
+        submission = self._submissions.get(request_id)
+        if submission is None or not 0 <= index < len(submission.choices):
+            return None
+        choice = submission.choices[index]
+        choice.truncate(num_tokens)
+        return self._finish(choice, "stop") if choice.state is not State.ENDED else None
+
+    def expire(self) -> list[Finished]:
+        """Aborts what is past its deadline."""
+        now = self._clock()
+        expired = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, request_id = heapq.heappop(self._deadlines)
+            if (finished := self.abort(request_id)) is not None:
+                expired.append(finished)
+        return expired
+
+    def drop(self, request_id: str) -> bool:
+        """Forgets a request that failed. Whether it was there, so that the caller owes its `Failed`."""
+        return self.abort(request_id) is not None
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._running or self._waiting)
+
+    def request_ids(self) -> list[str]:
+        return list(self._submissions)
+
+    def figures(self) -> Figures:
+        return Figures(
+            running=len(self._running),
+            waiting=self._num_unfinished - len(self._running),
+            cache_usage=self._cache.usage(),
+            preemptions=self._preemptions,
+            prefix_queries=self._prefix_queries,
+            prefix_hits=self._prefix_hits,
+        )
+
+    # ---- a step
+
+    def schedule(self) -> ScheduledBatch | None:
+        """The next batch; None if there is nothing to do."""
+        self._num_steps += 1
+        step = _Step(self._plan.max_num_batched_tokens)
+        prefills = []
+        for request in tuple(self._running):
+            if request.state is not State.RUNNING:
+                continue  # preempted for one before it
+            if not request.decodes:
+                prefills.append(request)
+            elif self._make_room(request, 1, step):
+                step.add(request, 1)
+        for request in prefills:
+            if step.budget and request.state is State.RUNNING:
+                wanted = min(request.num_remaining, step.budget)
+                if num_tokens := self._make_room(request, wanted, step):
+                    step.add(request, num_tokens)
+        if not step.preempted or self._alone is not None:
+            self._admit(step)
+        return _batch(step.planned)
+
+    def advance(self, batch: ScheduledBatch, sampled: Mapping[Request, int]) -> list[Output]:
+        """The batch has run. `sampled`: the new token of each request in it that samples."""
+        outputs = []
+        for item in batch.items:
+            request = item.request
+            pages = request.pages
+            if pages is None:
+                continue  # ended while the batch ran
+            computed = request.num_computed = item.start + item.num_tokens
+            if computed >= pages.next_event:
+                self._cache.computed(pages, request.tokens, computed)
+            if not item.samples and computed < len(request.tokens):
+                continue
+            if request.index == 0 and len(request.tokens) == request.num_prompt:
+                self._queue_held(request.submission)
+            token = sampled[request] if item.samples else None
+            reason = "length" if token is None else request.append(token)
+            finished = None if reason is None else self._finish(request, reason)
+            outputs.append(Output(request, token, reason, finished))
+        return outputs
+
+    # ---- room
+
+    def _make_room(self, request: Request, wanted: int, step: _Step) -> int:
+        """Pages for up to `wanted` more tokens, if need be from requests that rank below. Returns for how many."""
+        pages = request.pages
+        assert pages is not None
+        start = request.num_computed
+        if start + wanted <= pages.capacity:
+            return wanted
+        while (num_tokens := self._cache.grow(pages, start + wanted) - start) == 0:
+            victim = self._running[-1]
+            if victim is not request:
+                self._preempt(victim, step)
+            else:
+                if len(self._running) == 1:
+                    self._start_over(request, step)
+                return 0
+        return num_tokens
+
+    def _preempt(self, request: Request, step: _Step) -> None:
+        assert request.pages is not None
+        self._cache.end(request.pages, resumes=True)
+        _remove(self._running, request)
+        request.preempt()
+        insort(self._waiting, request, key=_rank)
+        step.remove(request)
+        self._preemptions += 1
+        self._next_try = 0
+
+    def _start_over(self, request: Request, step: _Step) -> None:
+        """Nobody else runs, and yet there is no room: pages lie scattered over slabs that then cannot change groups.
+
+        In an empty cache its pages come in order and fit, if it has no company again; `CapacityPlan` sees to that.
+        """
+        self._preempt(request, step)
+        self._cache.drop_cached()
+        self._alone = request
+
+    # ---- admission
+
+    def _admit(self, step: _Step) -> None:
+        if self._num_steps < self._next_try:
+            return
+        while step.budget and len(self._running) < self._plan.max_num_seqs:
+            request = self._next_waiting()
+            if request is None:
+                return
+            num_tokens = self._start(request, step.budget)
+            if not num_tokens:
+                self._next_try = self._num_steps + _STEPS_BETWEEN_TRIES
+                return
+            step.add(request, num_tokens)
+
+    def _next_waiting(self) -> Request | None:
+        if self._alone is None:
+            return self._waiting[0] if self._waiting else None
+        return self._alone if self._alone.state is State.WAITING else None
+
+    def _start(self, request: Request, budget: int) -> int:
+        """Makes it run, if there is room for all its tokens. Returns how many it may compute in this step."""
+        pages = self._begin(request)
+        company = len(self._running)
+        if company and not self._cache.has_room(pages, len(request.tokens), spare_pages=company):
+            self._cache.end(pages, resumes=True)
+            return 0
+        wanted = min(len(request.tokens), pages.num_hit + budget)
+        if self._cache.grow(pages, wanted) == pages.num_hit and not company:
+            self._cache.end(pages, resumes=True)
+            self._cache.drop_cached()
+            pages = self._begin(request)
+            self._cache.grow(pages, wanted)
+        num_tokens = min(pages.capacity, wanted) - pages.num_hit
+        if num_tokens <= 0:
+            self._cache.end(pages, resumes=True)
+            return 0
+        self._note_start(request, pages.num_hit)
+        _remove(self._waiting, request)
+        request.run(pages)
+        insort(self._running, request, key=_rank)
+        return num_tokens
+
+    def _begin(self, request: Request) -> SequencePages:
+        submission = request.submission
+        salt = submission.submit.cache_salt
+        return self._cache.begin(request.tokens, salt, submission.kept, reuse=not request.reads_prompt)
+
+    def _note_start(self, request: Request, num_hit: int) -> None:
+        submission = request.submission
+        if submission.first_step is None:
+            submission.first_step = self._clock()
+            submission.cached_tokens = num_hit
+            self._prefix_queries += request.num_prompt
+            self._prefix_hits += num_hit
+
+    # ---- queues and ends
+
+    def _queue(self, request: Request) -> None:
+        request.wait()
+        insort(self._waiting, request, key=_rank)
+
+    def _queue_held(self, submission: Submission) -> None:
+        for choice in submission.held():
+            self._queue(choice)
+
+    def _leave(self, request: Request, reason: FinishReason) -> None:
+        if request.state is State.RUNNING:
+            assert request.pages is not None
+            self._cache.end(request.pages, resumes=False)
+            _remove(self._running, request)
+        elif request.state is State.WAITING:
+            _remove(self._waiting, request)
+        request.end(reason)
+        self._num_unfinished -= 1
+        self._next_try = 0
+        if self._alone is request:
+            self._alone = None
+
+    def _finish(self, request: Request, reason: FinishReason) -> Finished | None:
+        self._leave(request, reason)
+        submission = request.submission
+        self._queue_held(submission)
+        return self._close(submission) if submission.ended else None
+
+    def _close(self, submission: Submission) -> Finished:
+        del self._submissions[submission.submit.request_id]
+        return submission.finished(self._clock())
+
+    def check_integrity(self) -> None:
+        """For tests."""
+        choices = [choice for submission in self._submissions.values() for choice in submission.choices]
+        for state, queue in ((State.WAITING, self._waiting), (State.RUNNING, self._running)):
+            assert queue == sorted((choice for choice in choices if choice.state is state), key=_rank)
+        assert self._num_unfinished == sum(choice.state is not State.ENDED for choice in choices)
+        assert all(choice.num_computed < len(choice.tokens) for choice in choices if choice.state is not State.ENDED)
+        self._cache.check_integrity(request.pages for request in self._running if request.pages is not None)
+
+
+class _Step:
+    """The batch in the making."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget  # tokens
+        self.planned: dict[Request, int] = {}
+        self.preempted = False
+
+    def add(self, request: Request, num_tokens: int) -> None:
+        self.planned[request] = num_tokens
+        self.budget -= num_tokens
+
+    def remove(self, request: Request) -> None:
+        self.budget += self.planned.pop(request, 0)
+        self.preempted = True
+
+
+def _batch(planned: Mapping[Request, int]) -> ScheduledBatch | None:
+    if not planned:
+        return None
+    decodes: list[Scheduled] = []
+    prefills: list[Scheduled] = []
+    for request, num_tokens in planned.items():
+        pages = request.pages
+        assert pages is not None
+        start = request.num_computed
+        end = start + num_tokens
+        tokens = request.tokens
+        ids = tuple(tokens[start:end])
+        samples = end == len(tokens) and request.sampling.max_tokens > 0
+        item = Scheduled(request, start, num_tokens, ids, *pages.tables, samples)
+        (decodes if request.decodes else prefills).append(item)
+    return ScheduledBatch((*decodes, *prefills), len(decodes), sum(planned.values()))
+
+
+def _rank(request: Request) -> tuple[int, int, int]:
+    return request.rank
+
+
+def _remove(queue: list[Request], request: Request) -> None:
+    place = bisect_left(queue, request.rank, key=_rank)
+    assert queue[place] is request
+    del queue[place]

@@ -1,0 +1,183 @@
+"""A model of no weights for scheduler tests: a row of the cache is a digest of all tokens up to it, and so is an answer.
+
+It reads every row that attention would read, through the tables of the batch, and fails if one of them is not that of
+the request's own history: a page given away too early, found wrongly or never written cannot go unseen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from engine.config.capacity import CapacityPlan, GroupPlan, RowPart
+from engine.config.engine import EngineConfig
+from engine.sched.batch import Output, Scheduled, ScheduledBatch
+from engine.sched.request import Request
+from engine.sched.scheduler import Scheduler
+from engine.wire.messages import FinishReason, Finished, Sampling, Submit
+
+VOCAB = 50
+STOP_ID = 7
+
+
+def small_plan(
+    num_slabs: int,
+    *,
+    page_size: int = 4,
+    window: int = 9,
+    pages_per_slab: tuple[int, int] = (5, 3),
+    max_model_len: int = 60,
+    max_num_seqs: int = 8,
+    max_num_batched_tokens: int = 16,
+) -> CapacityPlan:
+    part = RowPart("latent", "float32", 1, 0)
+    dsa = GroupPlan("dsa", 1, None, (part,), 12, pages_per_slab[0])
+    swa = GroupPlan("swa", 1, window, (part,), 20, pages_per_slab[1])
+    return CapacityPlan(
+        page_size=page_size,
+        slab_bytes=60,
+        num_slabs=num_slabs,
+        dsa=dsa,
+        swa=swa,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+    )
+
+
+def digest(tokens: Sequence[int], salt: str) -> list[int]:
+    """One value for each prefix."""
+    value = sum(map(ord, salt))
+    values = []
+    for token in tokens:
+        value = (value * 1_000_003 + token + 1) % (2**61 - 1)
+        values.append(value)
+    return values
+
+
+def next_token(value: int, index: int) -> int:
+    return (value + 31 * index) % 9973 % VOCAB
+
+
+def expected_answer(submit: Submit, index: int, max_model_len: int) -> tuple[list[int], FinishReason]:
+    """What the request would get if nobody else were there."""
+    sampling = submit.sampling
+    tokens = list(submit.prompt_ids)
+    answer: list[int] = []
+    while len(answer) < sampling.max_tokens and len(tokens) < max_model_len:
+        token = next_token(digest(tokens, submit.cache_salt)[-1], index)
+        tokens.append(token)
+        answer.append(token)
+        if token in sampling.stop_token_ids and len(answer) > sampling.min_tokens:
+            return answer, "stop"
+    return answer, "length"
+
+
+class FakeModel:
+    def __init__(self, plan: CapacityPlan) -> None:
+        self._page_size = plan.page_size
+        self._window = plan.window
+        self._dsa: dict[int, int] = {}  # slot → row
+        self._swa: dict[int, int] = {}
+
+    def run(self, batch: ScheduledBatch) -> dict[Request, int]:
+        assert batch.num_tokens == sum(item.num_tokens for item in batch.items)
+        assert len({item.request for item in batch.items}) == len(batch.items)
+        for item in batch.items:  # all rows are written before any is read, as in a layer
+            self._write(item)
+        return {item.request: token for item in batch.items if (token := self._read(item)) is not None}
+
+    def _slot(self, table: tuple[int, ...], position: int) -> int:
+        page = table[position // self._page_size]
+        assert page >= 0, f"position {position} has no page"
+        return page * self._page_size + position % self._page_size
+
+    def _write(self, item: Scheduled) -> None:
+        end = item.start + item.num_tokens
+        assert item.token_ids == tuple(item.request.tokens[item.start : end])
+        values = digest(item.request.tokens[:end], item.request.submission.submit.cache_salt)
+        for position in range(item.start, end):
+            self._dsa[self._slot(item.dsa_pages, position)] = values[position]
+            self._swa[self._slot(item.swa_pages, position)] = values[position]
+
+    def _read(self, item: Scheduled) -> int | None:
+        end = item.start + item.num_tokens
+        values = digest(item.request.tokens[:end], item.request.submission.submit.cache_salt)
+        for position in range(end):
+            assert self._dsa[self._slot(item.dsa_pages, position)] == values[position]
+        for position in range(max(0, item.start - self._window + 1), end):
+            assert self._swa[self._slot(item.swa_pages, position)] == values[position]
+        return next_token(values[-1], item.request.index) if item.samples else None
+
+
+class Run:
+    """A scheduler with its model: what came out by request, and that each got one terminal message."""
+
+    def __init__(self, plan: CapacityPlan, *, enable_prefix_caching: bool = True) -> None:
+        self.plan = plan
+        self.now = 0.0
+        self.scheduler = Scheduler(EngineConfig(enable_prefix_caching=enable_prefix_caching), plan, lambda: self.now)
+        self.model = FakeModel(plan)
+        self.submits: dict[str, Submit] = {}
+        self.answers: dict[tuple[str, int], list[int]] = {}
+        self.reasons: dict[tuple[str, int], FinishReason] = {}
+        self.finished: dict[str, Finished] = {}
+        self.batches: list[ScheduledBatch] = []
+
+    def submit(self, request_id: str, prompt: Sequence[int], max_tokens: int = 8, **fields: object) -> None:
+        sampling = Sampling(max_tokens=max_tokens, stop_token_ids=(STOP_ID,))
+        submit = Submit(request_id=request_id, prompt_ids=tuple(prompt), sampling=sampling, **fields)  # type: ignore[arg-type]
+        self.submit_message(submit)
+
+    def submit_message(self, submit: Submit) -> None:
+        self.scheduler.submit(submit)
+        self.submits[submit.request_id] = submit
+
+    def take(self, finished: Finished | None) -> None:
+        if finished is not None:
+            assert finished.request_id not in self.finished
+            self.finished[finished.request_id] = finished
+
+    def step(self) -> list[Output]:
+        """Schedules, runs and accounts for one batch; nothing if there is none."""
+        batch = self.scheduler.schedule()
+        self.scheduler.check_integrity()
+        return [] if batch is None else self.finish_step(batch)
+
+    def finish_step(self, batch: ScheduledBatch) -> list[Output]:
+        self.batches.append(batch)
+        assert 0 < batch.num_tokens <= self.plan.max_num_batched_tokens
+        assert len(batch.items) <= self.plan.max_num_seqs
+        outputs = self.scheduler.advance(batch, self.model.run(batch))
+        self.scheduler.check_integrity()
+        for request, token, reason, finished in outputs:
+            key = (request.request_id, request.index)
+            if token is not None:
+                self.answers.setdefault(key, []).append(token)
+            if reason is not None:
+                assert key not in self.reasons
+                self.reasons[key] = reason
+            self.take(finished)
+        return outputs
+
+    def until_idle(self, max_steps: int = 2000) -> None:
+        for _ in range(max_steps):
+            if not self.scheduler.has_work:
+                return
+            self.step()
+        raise AssertionError(f"still at work after {max_steps} steps")
+
+    def check_answer(self, request_id: str, index: int = 0) -> None:
+        key = (request_id, index)
+        expected = expected_answer(self.submits[request_id], index, self.plan.max_model_len)
+        assert (self.answers.get(key, []), self.reasons[key]) == expected
+
+
+def with_sampling(submit: Submit, **changes: object) -> Submit:
+    values = {name: getattr(submit.sampling, name) for name in submit.sampling.__struct_fields__} | changes
+    fields = {name: getattr(submit, name) for name in submit.__struct_fields__}
+    return Submit(**(fields | {"sampling": Sampling(**values)}))
+
+
+def with_slabs(plan: CapacityPlan, num_slabs: int) -> CapacityPlan:
+    return replace(plan, num_slabs=num_slabs)
