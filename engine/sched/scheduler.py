@@ -53,7 +53,7 @@ class Scheduler:
         self._submissions: dict[str, Submission] = {}
         self._waiting: list[Request] = []  # both by rank
         self._running: list[Request] = []
-        self._deadlines: list[tuple[float, str]] = []  # heap
+        self._deadlines: list[tuple[float, int, str]] = []  # heap of time, arrival, id
         self._alone: Request | None = None  # runs without company until it ends, see _start_over
         self._num_submissions = 0
         self._num_unfinished = 0  # choices
@@ -83,19 +83,13 @@ class Scheduler:
         self._submissions[submit.request_id] = submission
         self._num_unfinished += submit.n
         if submit.deadline_s is not None:
-            heapq.heappush(self._deadlines, (now + submit.deadline_s, submit.request_id))
+            heapq.heappush(self._deadlines, (now + submit.deadline_s, submission.arrival, submit.request_id))
         self._queue(submission.choices[0])
 
     def abort(self, request_id: str) -> Finished | None:
         """The terminal message; None if the request is over or was never there."""
         submission = self._submissions.get(request_id)
-        if submission is None:
-            return None
-        submission.aborted = True
-        for choice in submission.choices:
-            if choice.state is not State.ENDED:
-                self._leave(choice, "abort")
-        return self._close(submission)
+        return None if submission is None else self._abort(submission)
 
     def stop(self, request_id: str, index: int, num_tokens: int) -> Finished | None:
         """Ends one choice with its first `num_tokens` tokens. The terminal message if it was the last one."""
@@ -111,9 +105,10 @@ class Scheduler:
         now = self._clock()
         expired = []
         while self._deadlines and self._deadlines[0][0] <= now:
-            _, request_id = heapq.heappop(self._deadlines)
-            if (finished := self.abort(request_id)) is not None:
-                expired.append(finished)
+            _, arrival, request_id = heapq.heappop(self._deadlines)
+            submission = self._submissions.get(request_id)
+            if submission is not None and submission.arrival == arrival:  # ids may come again
+                expired.append(self._abort(submission))
         return expired
 
     def drop(self, request_id: str) -> bool:
@@ -246,14 +241,13 @@ class Scheduler:
         if company and not self._cache.has_room(pages, len(request.tokens), spare_pages=company):
             self._cache.end(pages, resumes=True)
             return 0
-        wanted = min(len(request.tokens), pages.num_hit + budget)
-        if self._cache.grow(pages, wanted) == pages.num_hit and not company:
+        num_tokens = self._grow_first(request, pages, budget)
+        if num_tokens == 0 and company == 0:
             self._cache.end(pages, resumes=True)
             self._cache.drop_cached()
             pages = self._begin(request)
-            self._cache.grow(pages, wanted)
-        num_tokens = min(pages.capacity, wanted) - pages.num_hit
-        if num_tokens <= 0:
+            num_tokens = self._grow_first(request, pages, budget)
+        if num_tokens == 0:
             self._cache.end(pages, resumes=True)
             return 0
         self._note_start(request, pages.num_hit)
@@ -266,6 +260,9 @@ class Scheduler:
         submission = request.submission
         salt = submission.submit.cache_salt
         return self._cache.begin(request.tokens, salt, submission.kept, reuse=not request.reads_prompt)
+
+    def _grow_first(self, request: Request, pages: SequencePages, budget: int) -> int:
+        return self._cache.grow(pages, min(len(request.tokens), pages.num_hit + budget)) - pages.num_hit
 
     def _note_start(self, request: Request, num_hit: int) -> None:
         submission = request.submission
@@ -280,6 +277,8 @@ class Scheduler:
     def _queue(self, request: Request) -> None:
         request.wait()
         insort(self._waiting, request, key=_rank)
+        if self._waiting[0] is request:
+            self._next_try = 0
 
     def _queue_held(self, submission: Submission) -> None:
         for choice in submission.held():
@@ -297,6 +296,13 @@ class Scheduler:
         self._next_try = 0
         if self._alone is request:
             self._alone = None
+
+    def _abort(self, submission: Submission) -> Finished:
+        submission.aborted = True
+        for choice in submission.choices:
+            if choice.state is not State.ENDED:
+                self._leave(choice, "abort")
+        return self._close(submission)
 
     def _finish(self, request: Request, reason: FinishReason) -> Finished | None:
         self._leave(request, reason)
