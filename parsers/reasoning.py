@@ -33,6 +33,11 @@ class ReasoningParser:
         """What is fed next is thinking, or the tag that ends it."""
         return self._state in ("opened", "thinking")
 
+    @property
+    def between(self) -> bool:
+        """Thinking has ended, and nothing of the answer has come yet."""
+        return self._state == "behind"
+
     def feed(self, text: str) -> list[Event]:
         if not text:
             return []

@@ -15,6 +15,9 @@ class ThinkingParser(Parser, Protocol):
     @property
     def thinking(self) -> bool: ...
 
+    @property
+    def between(self) -> bool: ...
+
 
 class ResponseParser:
     """Without a reasoning parser all is answer; without a tool parser calls stay text."""
@@ -27,6 +30,11 @@ class ResponseParser:
     def thinking(self) -> bool:
         """What is fed next is thinking, or the tag that ends it."""
         return self._reasoning is not None and self._reasoning.thinking
+
+    @property
+    def between(self) -> bool:
+        """Thinking has ended, and nothing of the answer has come yet."""
+        return self._reasoning is not None and self._reasoning.between
 
     def feed(self, text: str) -> list[Event]:
         if not text:

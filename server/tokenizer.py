@@ -1,7 +1,7 @@
 """Text to token ids and back, for one model folder.
 
-Owns the rule that only control segments become control tokens; ids are looked up by string, never by number. Knows
-nothing of chat templates, media or streaming.
+Owns the rule that only control segments become control tokens, and the bytes of tokens; ids are looked up by string,
+never by number. Knows nothing of chat templates, media or streaming.
 """
 
 from __future__ import annotations
@@ -37,6 +37,16 @@ class Tokenizer:
     def control_tokens(self) -> frozenset[str]:
         return frozenset(self._control_ids)
 
+    @property
+    def control_ids(self) -> frozenset[int]:
+        return frozenset(self._control_ids.values())
+
+    def token_bytes(self) -> dict[int, bytes]:
+        """Every token's own bytes, which UTF-8 characters may be spread over; built anew at each call."""
+        ordinary = self._backend.get_vocab(with_added_tokens=False)
+        table = {number: _bytes_of(token) for token, number in ordinary.items()}
+        return table | {number: token.encode() for token, number in self._control_ids.items()}
+
     def token_id(self, token: str) -> int:
         number = self._control_ids.get(token)
         if number is None:
@@ -44,6 +54,10 @@ class Tokenizer:
         if number is None:
             raise KeyError(f"the tokenizer has no token {token!r}")
         return number
+
+    def spelling(self, number: int) -> str:
+        """As the vocabulary has it; empty for an id that no token has."""
+        return self._backend.id_to_token(number) or ""
 
     def encode_segments(self, segments: Iterable[tuple[str, bool]]) -> list[int]:
         """Segments are (text, control). Neighbouring plain ones are one text: tokens may span their border."""
@@ -61,3 +75,20 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+
+
+def _bytes_of(token: str) -> bytes:
+    try:
+        return bytes(_BYTE_OF[letter] for letter in token)
+    except KeyError as error:
+        raise ValueError(f"the tokenizer's vocabulary is not of byte level: it has {token!r}") from error
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """How byte-level vocabularies spell bytes: printable Latin-1 as itself, the rest in order from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + place): byte for place, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_alphabet()

@@ -1,0 +1,205 @@
+"""One choice of a request: tokens become text, are cut at stop strings and go through the parser.
+
+Owns the order of those steps, and that log-probabilities come with the text they belong to. Knows no engine, no HTTP.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+
+from engine.wire.messages import FinishReason, TokenLogprobs, Tokens
+from parsers.events import Event, ReasoningDelta, TextDelta
+from parsers.response import ResponseParser
+from server.deltas import ChoiceDelta, Part, TokenLogprob
+from server.detokenizer import Detokenizer, TokenTable
+from server.prompt import ValidRequest
+from server.stop_strings import StopStrings
+
+_LEAST_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot carry
+
+
+@dataclass(slots=True)
+class _Piece:
+    """Tokens that come to whole characters together, not let go yet."""
+
+    text: str = ""
+    num_tokens: int = 0
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+
+class Choice:
+    """Push what the engine sends, then take what a client may see of it."""
+
+    def __init__(
+        self, request: ValidRequest, index: int, table: TokenTable, skipped: Collection[int], parser: ResponseParser
+    ) -> None:
+        self.finish_reason: FinishReason | None = None
+        self.stopped_after: int | None = None  # tokens, where a stop string was found
+        self.reasoning_tokens = 0
+        self._request = request
+        self._index = index
+        self._table = table
+        self._detokenizer = Detokenizer(table, skipped)
+        self._stops = StopStrings(request.stop) if request.stop else None
+        self._parser = parser
+        self._num_tokens = 0
+        self._open = _Piece()
+        self._held: deque[_Piece] = deque()  # may begin a stop string
+        self._held_chars = 0
+        self._news = False
+        self._events: list[Event] = []
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+
+    def push(self, message: Tokens) -> None:
+        """Tokens that were under way when the choice ended are dropped."""
+        if self.finish_reason is not None:
+            return
+        if message.prompt_logprobs is not None:
+            self._prompt_logprobs = tuple(map(self._named, self._request.prompt_ids, message.prompt_logprobs))
+        last = len(message.token_ids) - 1
+        for place, token in enumerate(message.token_ids):
+            ends_turn = (
+                place == last and message.finish_reason == "stop" and token in self._request.sampling.stop_token_ids
+            )
+            entry = None if message.logprobs is None else message.logprobs[place]
+            self._push_token(token, entry, silent=ends_turn and not self._request.include_stop)
+            if self.finish_reason is not None:
+                return
+        if message.finish_reason is not None:
+            self.finish(message.finish_reason)
+
+    def finish(self, reason: FinishReason) -> None:
+        """Lets go of all that was held back."""
+        self._open.text += self._detokenizer.finish()
+        self._held.append(self._open)
+        while self._held:
+            self._release(self._held.popleft())
+        self._end(reason)
+
+    def take(self) -> ChoiceDelta | None:
+        """What came since the last call; None if that is nothing."""
+        if not self._news:
+            return None
+        delta = ChoiceDelta(
+            index=self._index,
+            events=tuple(_joined(self._events)),
+            token_ids=tuple(self._token_ids),
+            logprobs=None if self._request.sampling.logprobs is None else tuple(self._logprobs),
+            finish_reason=self.finish_reason,
+            prompt_logprobs=self._prompt_logprobs,
+        )
+        self._news = False
+        self._events, self._token_ids, self._logprobs, self._prompt_logprobs = [], [], [], None
+        return delta
+
+    def _push_token(self, token: int, entry: TokenLogprobs | None, silent: bool) -> None:
+        self._news = True
+        self._num_tokens += 1
+        self._token_ids.append(token)
+        text = "" if silent else self._detokenizer.feed(token)
+        piece = self._open
+        piece.text += text
+        piece.num_tokens += 1
+        if entry is not None:
+            raw = b"" if silent else self._detokenizer.raw(token)
+            piece.logprobs.append(replace(self._named(token, entry), raw=raw, part="text" if raw else "hidden"))
+        if not text:
+            return
+        self._open = _Piece()
+        if self._stops is None or self._num_tokens <= self._request.sampling.min_tokens:
+            self._release(piece)
+            return
+        self._held.append(piece)
+        self._held_chars += len(text)
+        if (found := self._stops.feed(text)) is not None:
+            begin, end = found
+            self._cut(self._held_chars - (end if self._request.include_stop else begin))
+            return
+        while self._held and self._held_chars - len(self._held[0].text) >= self._stops.held:
+            self._held_chars -= len(self._held[0].text)
+            self._release(self._held.popleft())
+
+    def _cut(self, chars: int) -> None:
+        """A stop string was found: of the text held, only so many characters are let go."""
+        for piece in self._held:
+            if chars <= 0:
+                break
+            if chars < len(piece.text):
+                _shorten(piece, chars)
+            chars -= len(piece.text)
+            self._release(piece)
+        self._held.clear()
+        self.stopped_after = self._num_tokens
+        self._end("stop")
+
+    def _release(self, piece: _Piece) -> None:
+        thinking, between = self._parser.thinking, self._parser.between
+        events = self._parser.feed(piece.text)
+        self._events += events
+        if thinking or self._parser.thinking:
+            self.reasoning_tokens += piece.num_tokens
+            _set_part(piece.logprobs, "reasoning")
+        elif self._parser.between:
+            _set_part(piece.logprobs, "hidden")
+        elif between and piece.logprobs:
+            # Newlines behind thinking, and the beginning of the answer, in one token.
+            answer = "".join(event.text for event in events if isinstance(event, TextDelta)).encode()
+            whole = b"".join(entry.raw for entry in piece.logprobs)
+            first = piece.logprobs[0]
+            piece.logprobs[0] = replace(first, raw=first.raw[len(whole) - len(answer) :])
+        self._logprobs += piece.logprobs
+
+    def _end(self, reason: FinishReason) -> None:
+        self._events += self._parser.finish()
+        self.finish_reason = reason
+        self._news = True
+
+    def _named(self, token: int, entry: TokenLogprobs | None) -> TokenLogprob:
+        raw = self._table.raw(token)
+        if entry is None:
+            return TokenLogprob(token, _shown(raw), raw, None)
+        top = tuple(
+            TokenLogprob(other, _shown(self._table.raw(other)), self._table.raw(other), max(logprob, _LEAST_LOGPROB))
+            for other, logprob in zip(entry.top_ids, entry.top_logprobs, strict=True)
+        )
+        return TokenLogprob(token, _shown(raw), raw, max(entry.logprob, _LEAST_LOGPROB), top, entry.rank)
+
+
+def _shown(raw: bytes) -> str:
+    return raw.decode("utf-8", "replace")
+
+
+def _set_part(entries: list[TokenLogprob], part: Part) -> None:
+    entries[:] = [entry if entry.part == "hidden" else replace(entry, part=part) for entry in entries]
+
+
+def _shorten(piece: _Piece, chars: int) -> None:
+    """Keeps the first characters, and of the tokens' bytes those that come to them."""
+    piece.text = piece.text[:chars]
+    room = len(piece.text.encode())
+    kept = []
+    for entry in piece.logprobs:
+        if room <= 0:
+            break
+        raw = entry.raw[:room]
+        kept.append(replace(entry, raw=raw, token=_shown(raw)))
+        room -= len(raw)
+    piece.logprobs = kept
+
+
+def _joined(events: list[Event]) -> list[Event]:
+    """Neighbours of one kind become one."""
+    joined: list[Event] = []
+    for event in events:
+        last = joined[-1] if joined else None
+        if isinstance(event, TextDelta) and isinstance(last, TextDelta):
+            joined[-1] = TextDelta(last.text + event.text)
+        elif isinstance(event, ReasoningDelta) and isinstance(last, ReasoningDelta):
+            joined[-1] = ReasoningDelta(last.text + event.text)
+        else:
+            joined.append(event)
+    return joined

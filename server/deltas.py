@@ -1,0 +1,57 @@
+"""What generation yields, in the words of no API: new pieces of choices, and at the end what the request came to.
+
+Streams and whole answers are made from the same ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from parsers.events import Event
+
+Part = Literal["text", "reasoning", "hidden"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token, its bytes in the text and how likely it was."""
+
+    token_id: int
+    token: str
+    raw: bytes
+    logprob: float | None  # None only for the first token of a prompt
+    top: tuple[TokenLogprob, ...] = ()  # the alternatives, likeliest first
+    rank: int = 0
+    part: Part = "text"  # hidden: in no text, such as the token that ended the turn
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceDelta:
+    """What is new in one choice; `finish_reason` comes with the last of each."""
+
+    index: int
+    events: tuple[Event, ...]
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    finish_reason: Literal["stop", "length", "abort", "tool_calls"] | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None  # first delta of choice 0 only, one for each prompt token
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """As the engine counted, over all choices; the prompt counts once."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    reasoning_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """All choices have ended."""
+
+    usage: Usage
+    queue_s: float
+    aborted: bool = False

@@ -1,0 +1,105 @@
+"""The one path from a valid request to deltas: submit, take tokens, turn them into text and events, end in one way.
+
+Owns that a request always leaves the engine: whoever stops iterating closes the generator, and that aborts. Knows
+nothing of HTTP or of how deltas are shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+import msgspec
+
+from engine.wire.messages import Failed, Finished, Submit, Tokens
+from parsers.registry import STRUCTURE, response_parser
+from server.choice import Choice
+from server.deltas import ChoiceDelta, Done, Usage
+from server.detokenizer import TokenTable
+from server.engine_client import Engine
+from server.errors import RequestError
+from server.prompt import ValidRequest
+from server.tokenizer import Tokenizer
+
+
+class Generation:
+    """Call it with a request; iterate; close. Nothing is submitted before the first step."""
+
+    def __init__(
+        self, engine: Engine, tokenizer: Tokenizer, reasoning_parser: str = "dots", tool_call_parser: str = "dots"
+    ) -> None:
+        response_parser(reasoning_parser, tool_call_parser, "turn")  # an unknown name must stop the start
+        self._engine = engine
+        self._reasoning_parser = reasoning_parser
+        self._tool_call_parser = tool_call_parser
+        self._table = TokenTable(tokenizer)
+        structure = {tokenizer.token_id(tag) for tag in STRUCTURE if tag in tokenizer.control_tokens}
+        self._skipped = tokenizer.control_ids - structure
+
+    async def __call__(self, request: ValidRequest) -> AsyncGenerator[ChoiceDelta | Done, None]:
+        """Raises RequestError where the engine cannot serve it, before the first delta or amid them."""
+        choices = [self._choice(request, index) for index in range(request.n)]
+        submission = self._engine.submit(_submit(request))
+        try:
+            while True:
+                done = None
+                for event in await submission.receive():
+                    if isinstance(event, Tokens):
+                        choice = choices[event.index]
+                        running = choice.finish_reason is None
+                        choice.push(event if request.sampling.max_tokens else _without_tokens(event))
+                        if running and choice.stopped_after is not None:
+                            submission.stop(event.index, choice.stopped_after)
+                    elif isinstance(event, Failed):
+                        raise RequestError(event.code, event.message)
+                    else:
+                        done = self._done(request, event, choices)
+                for choice in choices:
+                    if (delta := choice.take()) is not None:
+                        yield delta
+                if done is not None:
+                    yield done
+                    return
+        finally:
+            submission.close()
+
+    def _choice(self, request: ValidRequest, index: int) -> Choice:
+        if request.kind == "chat":
+            parser = response_parser(self._reasoning_parser, self._tool_call_parser, request.begin)
+        else:
+            parser = response_parser("none", "none", "answer")
+        return Choice(request, index, self._table, self._skipped if request.skip_special_tokens else (), parser)
+
+    def _done(self, request: ValidRequest, event: Finished, choices: list[Choice]) -> Done:
+        for index, choice in enumerate(choices):
+            if choice.finish_reason is None:
+                if not event.aborted:
+                    raise RequestError("internal_error", f"the engine never ended choice {index}")
+                choice.finish("abort")
+        usage = Usage(
+            prompt_tokens=event.prompt_tokens,
+            completion_tokens=event.completion_tokens if request.sampling.max_tokens else 0,
+            cached_tokens=event.cached_tokens,
+            reasoning_tokens=sum(choice.reasoning_tokens for choice in choices),
+        )
+        return Done(usage, event.queue_s, event.aborted)
+
+
+def _submit(request: ValidRequest) -> Submit:
+    """Without a token to generate, one is asked for all the same, and dropped: only a step yields prompt logprobs."""
+    sampling = request.sampling
+    if sampling.max_tokens == 0:
+        sampling = msgspec.structs.replace(sampling, max_tokens=1, min_tokens=0)
+    return Submit(
+        request_id=request.request_id,
+        prompt_ids=request.prompt_ids,
+        sampling=sampling,
+        n=request.n,
+        priority=request.priority,
+        cache_salt=request.cache_salt,
+        keep_offsets=request.keep_offsets,
+    )
+
+
+def _without_tokens(event: Tokens) -> Tokens:
+    reason = None if event.finish_reason is None else "length"
+    return msgspec.structs.replace(event, token_ids=(), logprobs=None, finish_reason=reason)

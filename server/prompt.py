@@ -1,0 +1,221 @@
+"""Requests become valid: a chat or a text turns into token ids that fit the model, and every choice is made.
+
+Owns the model folder's template and tokenizer, and all limits that depend on the model. Knows nothing of HTTP or of the
+engine's state. Its methods take CPU time that the event loop should not: they may run in any thread.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import jinja2
+
+from engine.wire.messages import Sampling
+from parsers.reasoning import CLOSE, OPEN, Begin
+from server.chat_template import ChatTemplate, Segment
+from server.errors import RequestError
+from server.generation_defaults import GenerationDefaults
+from server.sampling_choice import choose_sampling
+from server.schemas.chat import ChatRequest
+from server.schemas.completions import CompletionRequest
+from server.schemas.sampling import GenerationFields
+from server.tokenizer import Tokenizer
+
+END_OF_SYSTEM = "<|endofsystem|>"
+END_OF_ASSISTANT = "<|endofassistant|>"
+
+
+@dataclass(frozen=True)
+class ValidRequest:
+    """Nothing in it needs to be checked again."""
+
+    request_id: str
+    kind: Literal["chat", "completion"]
+    prompt_ids: tuple[int, ...]
+    sampling: Sampling
+    begin: Begin = "turn"  # where the prompt leaves the model; without meaning for completions
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+    return_token_ids: bool = False
+    echo_text: str | None = None  # the prompt, where it is to stand before the completion
+    priority: int = 0
+    cache_salt: str = ""
+    keep_offsets: tuple[int, ...] = ()
+
+
+class Prompts:
+    """Makes valid requests for one model folder. Safe to share between threads."""
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, defaults: GenerationDefaults) -> None:
+        self.tokenizer = tokenizer
+        self._template = template
+        self._defaults = defaults
+        longest_first = sorted(tokenizer.control_tokens, key=len, reverse=True)
+        self._control = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
+
+    @classmethod
+    def from_folder(cls, folder: Path, chat_template: Path | None = None) -> Prompts:
+        tokenizer = Tokenizer.from_folder(folder)
+        source = (chat_template or folder / "chat_template.jinja").read_text(encoding="utf-8")
+        template = ChatTemplate(source, tokenizer.control_tokens)
+        return cls(tokenizer, template, GenerationDefaults.from_folder(folder, tokenizer))
+
+    def chat(self, request: ChatRequest, request_id: str, max_model_len: int, vocab_size: int) -> ValidRequest:
+        segments = self._rendered(request)
+        ids = self._cut(request, self.tokenizer.encode_segments(segments), max_model_len)
+        limit = _token_limit(request, request.token_limit, len(ids), max_model_len, "messages")
+        return self._valid(request, request_id, "chat", ids, limit, vocab_size, begin=_begin(segments))
+
+    def completion(
+        self, request: CompletionRequest, prompt: str | list[int], request_id: str, max_model_len: int, vocab_size: int
+    ) -> ValidRequest:
+        """One of the request's prompts. Control strings in it are control tokens."""
+        ids = self.text_ids(prompt) if isinstance(prompt, str) else prompt
+        for token in ids:
+            if token >= vocab_size:
+                raise RequestError(
+                    "invalid_value", f"`prompt` must hold token ids < {vocab_size}, got {token}", "prompt"
+                )
+        cut = self._cut(request, ids, max_model_len)
+        asked = request.token_limit
+        if "max_tokens" not in request.model_fields_set and asked is not None:
+            asked = min(asked, max(max_model_len - len(cut), 1))
+        limit = _token_limit(request, asked, len(cut), max_model_len, "prompt")
+        echo = None
+        if request.echo:
+            echo = prompt if isinstance(prompt, str) and len(cut) == len(ids) else self.text(cut)
+        return self._valid(request, request_id, "completion", cut, limit, vocab_size, begin="answer", echo_text=echo)
+
+    def chat_ids(self, request: ChatRequest) -> list[int]:
+        return self.tokenizer.encode_segments(self._rendered(request))
+
+    def text_ids(self, text: str, add_special: bool = True) -> list[int]:  # noqa: ARG002 the model adds no token
+        """Control strings in `text` are control tokens."""
+        pieces = self._control.split(text)  # plain, control, plain, …, plain
+        return self.tokenizer.encode_segments((piece, place % 2 == 1) for place, piece in enumerate(pieces) if piece)
+
+    def text(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(ids)
+
+    def token_strings(self, ids: Sequence[int]) -> list[str]:
+        """Tokens as the vocabulary spells them."""
+        return [self.tokenizer.spelling(number) for number in ids]
+
+    def _rendered(self, request: ChatRequest) -> list[Segment]:
+        try:
+            segments = self._template.render(
+                request.messages,
+                request.tools or None,
+                enable_thinking=request.thinking,
+                add_generation_prompt=request.add_generation_prompt,
+                **request.template_kwargs,
+            )
+        # A template is a program over what a client sent; these are what its own faults look like.
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+            param = "chat_template_kwargs" if request.template_kwargs else "messages"
+            raise RequestError("invalid_value", f"the chat template cannot render `{param}`: {error}", param) from error
+        if request.continue_final_message and segments and segments[-1] == Segment(END_OF_ASSISTANT, True):
+            segments.pop()
+        return segments
+
+    def _cut(self, request: GenerationFields, ids: list[int], max_model_len: int) -> list[int]:
+        """The last tokens of a prompt, as many as the client wants to keep."""
+        keep = request.truncate_prompt_tokens
+        if keep is None:
+            return ids
+        if keep > max_model_len:
+            raise RequestError(
+                "invalid_value",
+                f"`truncate_prompt_tokens` must be ≤ {max_model_len}, got {keep}",
+                "truncate_prompt_tokens",
+            )
+        if keep < 0:
+            keep = max(max_model_len - (1 if request.token_limit is None else request.token_limit), 1)
+        return ids[-keep:]
+
+    def _valid(
+        self,
+        request: GenerationFields,
+        request_id: str,
+        kind: Literal["chat", "completion"],
+        ids: list[int],
+        max_tokens: int,
+        vocab_size: int,
+        begin: Begin,
+        echo_text: str | None = None,
+    ) -> ValidRequest:
+        return ValidRequest(
+            request_id=request_id,
+            kind=kind,
+            prompt_ids=tuple(ids),
+            sampling=choose_sampling(request, self._defaults, max_tokens, vocab_size, self.tokenizer.encode_text),
+            begin=begin,
+            n=request.n,
+            stop=tuple(request.stop),
+            include_stop=request.include_stop_str_in_output,
+            skip_special_tokens=request.skip_special_tokens,
+            return_token_ids=request.return_token_ids,
+            echo_text=echo_text,
+            priority=request.priority,
+            cache_salt=request.cache_salt,
+            keep_offsets=self._turn_ends(ids),
+        )
+
+    def _turn_ends(self, ids: list[int]) -> tuple[int, ...]:
+        """Where another request is likely to go on: behind the system turn, and behind this prompt."""
+        try:
+            behind_system = ids.index(self.tokenizer.token_id(END_OF_SYSTEM)) + 1
+        except (KeyError, ValueError):
+            return (len(ids),)
+        return (behind_system, len(ids)) if behind_system < len(ids) else (len(ids),)
+
+
+def _token_limit(
+    request: GenerationFields, asked: int | None, prompt_tokens: int, max_model_len: int, param: str
+) -> int:
+    """How many tokens may be generated; by default, all that the context leaves."""
+    if prompt_tokens == 0:
+        raise RequestError("invalid_value", f"`{param}` must come to at least 1 token, got 0", param)
+    room = max_model_len - prompt_tokens
+    if room < (1 if asked is None else min(asked, 1)):
+        raise RequestError(
+            "context_length_exceeded",
+            f"This model's maximum context length is {max_model_len} tokens, the answer included; "
+            f"`{param}` comes to {prompt_tokens} tokens.",
+            param,
+        )
+    if asked is None:
+        asked = room
+    field = "max_tokens" if getattr(request, "max_completion_tokens", None) is None else "max_completion_tokens"
+    if asked > max_model_len:
+        raise RequestError("invalid_value", f"`{field}` must be ≤ {max_model_len}, got {asked}", field)
+    if asked > room:
+        raise RequestError(
+            "context_length_exceeded",
+            f"This model's maximum context length is {max_model_len} tokens; {prompt_tokens + asked} were requested: "
+            f"{prompt_tokens} in `{param}` and {asked} by `{field}`.",
+            field,
+        )
+    if request.min_tokens > asked:
+        raise RequestError("invalid_value", f"`min_tokens` must be ≤ {asked}, got {request.min_tokens}", "min_tokens")
+    return asked
+
+
+def _begin(segments: Sequence[Segment]) -> Begin:
+    """Where the end of a prompt leaves the model: told by what stands behind the last mark of a turn."""
+    tail: list[Segment] = []
+    for segment in reversed(segments):
+        if segment.control and segment.text not in (OPEN, CLOSE):
+            break
+        tail.insert(0, segment)
+    marks = [place for place, segment in enumerate(tail) if segment.control]
+    said = "".join(segment.text for segment in tail[marks[-1] + 1 if marks else 0 :]).strip()
+    if marks and tail[marks[-1]].text == OPEN:
+        return "thinking" if said else "opened"
+    return "answer" if said else "turn"
