@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from training.packing import Caps
-from training.tasks import TASKS
+from training.tasks import PRACTICE, TASKS
 
 FLAT_SHORT, FLAT_LONG = 1024, 8192
 
@@ -26,6 +26,13 @@ class Stage:
     rows: tuple[int, ...] = ()
     warmup_steps: int = 0
     prompt_weight: float = 0.0
+    practice: float = 0.0  # factor on the weights of the tasks that are for training alone
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Share of the tokens, relative to their sum, by task."""
+        practice = {name: self.practice * task.weight for name, task in PRACTICE.items()}
+        return {name: task.weight for name, task in TASKS.items()} | practice
 
     def caps(self, caps: Caps) -> Caps:
         return caps._replace(prompt_weight=self.prompt_weight, learnt=caps.tokens) if self.prompt_weight else caps
@@ -49,10 +56,6 @@ class Recipe:
     watch_every: int = 1000
     watch_items: int = 64  # a task
 
-    @property
-    def weights(self) -> dict[str, float]:
-        return {name: task.weight for name, task in TASKS.items()}
-
 
 # Everything up to top-k keys is dense by nature; longer sequences stand one a row.
 SPARSE_ROWS = (512, 1024, 2048, 8192)
@@ -67,10 +70,10 @@ def full_recipe(dense_steps: int, indexer_steps: int, sparse_steps: int) -> Reci
         seed=1,
         caps=caps,
         stages=(
-            Stage("dense", "dense", plain, 1.0, 1.0, 1, both, warmup_steps=200, prompt_weight=0.1),
-            Stage("dense-drafts", "dense", dense_steps - plain, 1.0, 0.4, 3, both),
-            Stage("indexer", "indexer", indexer_steps, 1.0, 0.3, 0, (), SPARSE_ROWS),
-            Stage("sparse", "sparse", sparse_steps, 0.4, 0.0, 3, SPARSE_FLAT, SPARSE_ROWS),
+            Stage("dense", "dense", plain, 1.0, 1.0, 1, both, warmup_steps=200, prompt_weight=0.1, practice=1.0),
+            Stage("dense-drafts", "dense", dense_steps - plain, 1.0, 0.4, 3, both, practice=0.7),
+            Stage("indexer", "indexer", indexer_steps, 1.0, 0.3, 0, (), SPARSE_ROWS, practice=0.5),
+            Stage("sparse", "sparse", sparse_steps, 0.4, 0.0, 3, SPARSE_FLAT, SPARSE_ROWS, practice=0.3),
         ),
     )
 
@@ -82,7 +85,7 @@ def smoke_recipe() -> Recipe:
         seed=1,
         caps=caps,
         stages=(
-            Stage("dense", "dense", 2, 1.0, 1.0, 1, (2048,), warmup_steps=1, prompt_weight=0.1),
+            Stage("dense", "dense", 2, 1.0, 1.0, 1, (2048,), warmup_steps=1, prompt_weight=0.1, practice=1.0),
             Stage("dense-drafts", "dense", 1, 1.0, 0.4, 3, (2048,)),
             Stage("indexer", "indexer", 1, 1.0, 0.3, 0, (), (1024,)),
             Stage("sparse", "sparse", 2, 0.4, 0.0, 3, (256,), (1024,)),

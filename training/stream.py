@@ -14,7 +14,9 @@ from torch.utils.data import IterableDataset, get_worker_info
 from training.encode import MEL_FRAMES, Encoder, Example
 from training.model.dots3 import Batch
 from training.packing import Caps, Packer
-from training.tasks import TASKS
+from training.tasks import PRACTICE, TASKS
+
+_ALL = TASKS | PRACTICE
 
 
 class Source(NamedTuple):
@@ -40,7 +42,7 @@ class Mixture:
     def __next__(self) -> tuple[str, Example]:
         whole = sum(self.given.values())
         name = max(self.share, key=lambda task: self.share[task] * (whole + 1.0) - self.given[task])
-        conversation = TASKS[name].generate("train", self.index[name])
+        conversation = _ALL[name].generate("train", self.index[name])
         self.index[name] += self.lanes
         example = self.encoder(conversation)
         self.given[name] += len(example.ids)

@@ -30,6 +30,7 @@ from training.model.text import Decoded
 from training.optimiser import Optimiser
 from training.stages import Recipe, Stage, full_recipe, smoke_recipe
 from training.stream import Source, Stream, Watched, watched_batches
+from training.tasks import TASKS
 
 MAX_SPOILT = 10  # steps in 50 whose gradients are not finite; more is no accident
 NEXT_STAGE_AHEAD = 150  # steps before a stage's end at which the next one's workers start
@@ -157,7 +158,7 @@ class Trainer:
         begun = self.step if number == self.stage else 0
         done = sum(s.steps for s in self.recipe.stages[:number]) + begun
         caps = stage.caps(self.recipe.caps)
-        source = Source(done * ITEMS_A_STEP, caps, self.recipe.weights, stage.flat_limits, stage.rows)
+        source = Source(done * ITEMS_A_STEP, caps, stage.weights, stage.flat_limits, stage.rows)
         loader = DataLoader(
             Stream(source),
             batch_size=None,
@@ -180,7 +181,7 @@ def run(trainer: Trainer, out: Path, workers: int, deadline: float) -> bool:
     """Train until the recipe's end or the deadline; true at the end. State is kept in `out` either way."""
     recipe = trainer.recipe
     coming: Iterator[Batch] | None = trainer.batches(trainer.stage, workers)
-    watched = watched_batches(list(recipe.weights), recipe.watch_items, recipe.caps, trainer.encoder, "valid")
+    watched = watched_batches(list(TASKS), recipe.watch_items, recipe.caps, trainer.encoder, "valid")
 
     def note(entry: dict[str, Any]) -> None:
         with (out / "log.jsonl").open("a") as log:
