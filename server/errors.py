@@ -89,15 +89,19 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…"
 
 
-def error_json(error: RequestError) -> bytes:
-    """The nested error object, as a body and inside an error frame alike."""
-    body = {
+def error_object(error: RequestError) -> dict[str, dict[str, str | None]]:
+    """OpenAI's nested form, in a body and inside an error frame alike."""
+    details = {
         "message": _clipped(error.message, _MESSAGE_CHARS),
         "type": KINDS[error.code].type,
         "param": None if error.param is None else _clipped(error.param, _PARAM_CHARS),
         "code": error.code,
     }
-    return json.dumps({"error": body}, ensure_ascii=False).encode()
+    return {"error": details}
+
+
+def error_json(error: RequestError) -> bytes:
+    return json.dumps(error_object(error), ensure_ascii=False).encode()
 
 
 def error_headers(error: RequestError) -> dict[str, str]:

@@ -1,0 +1,85 @@
+"""Puts one gateway together: routes, error answers, what stands before them. No globals: every call makes a new app.
+
+Knows nothing of how an engine is reached or started; whoever calls brings one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from http import HTTPStatus
+from importlib.metadata import version
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from server.deps import Admission, Gateway, Generate
+from server.engine_client import Engine
+from server.errors import RequestError, error_response
+from server.metrics import Metrics
+from server.middleware import Gatekeeper
+from server.prompt import Prompts
+from server.routes import admin, chat, completions, models, tokens
+from server.settings import Settings
+
+Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+
+
+def create_app(
+    settings: Settings,
+    engine: Engine,
+    prompts: Prompts,
+    generate: Generate,
+    admission: Admission,
+    *,
+    lifespan: Lifespan | None = None,
+) -> FastAPI:
+    """`lifespan` runs around the serving: where the engine's connection is opened and closed."""
+    app = FastAPI(
+        title="dots3",
+        version=version("dots3"),
+        openapi_url="/openapi.json",
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,  # a redirect is neither JSON nor what a client of this API expects
+        lifespan=lifespan,
+    )
+    metrics = Metrics(engine)
+    app.state.gateway = Gateway(settings, engine, prompts, generate, admission, metrics, int(time.time()))
+    for part in (chat, completions, models, tokens, admin):
+        app.include_router(part.router)
+    app.add_middleware(Gatekeeper, settings=settings, metrics=metrics)
+    app.add_exception_handler(RequestError, _refused)
+    app.add_exception_handler(HTTPException, _no_route)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    return app
+
+
+def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)
+    return _answered(request, error)
+
+
+def _no_route(request: Request, error: Exception) -> Response:
+    """Starlette's own errors: a path or method that nobody serves."""
+    assert isinstance(error, HTTPException)
+    what = f"{request.method} {request.url.path[:200]}"
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        allowed = (error.headers or {}).get("Allow", "")
+        mistake = RequestError("method_not_allowed", f"{what}: the method is not allowed here; allowed: {allowed}")
+        return _answered(request, mistake, {"Allow": allowed})
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        return _answered(request, RequestError("not_found", f"{what}: there is no such path"))
+    return _answered(request, RequestError("invalid_value", f"{what}: {error.detail}"))
+
+
+def _invalid(request: Request, error: Exception) -> Response:
+    return _answered(request, RequestError("invalid_value", str(error)))
+
+
+def _answered(request: Request, error: RequestError, headers: dict[str, str] | None = None) -> Response:
+    request.app.state.gateway.metrics.failed(error.code)
+    return error_response(error, headers)

@@ -1,0 +1,131 @@
+"""What routes are given: the gateway's parts, and the body of a request as a JSON object.
+
+Owns the reading of bodies: type, size while it comes, and that long work leaves the event loop. Knows no route.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Annotated, Any, Protocol, TypeVar
+
+from fastapi import Depends, Request
+from starlette.requests import ClientDisconnect
+
+from engine.wire.messages import Ready
+from server.deltas import ChoiceDelta, Done
+from server.engine_client import Engine
+from server.errors import RequestError, shown
+from server.metrics import Metrics
+from server.prompt import Prompts, ValidRequest
+from server.schemas.json_text import read_object
+from server.settings import Settings
+
+Generate = Callable[[ValidRequest], AsyncGenerator[ChoiceDelta | Done, None]]
+Result = TypeVar("Result")
+
+_JSON_TYPE = re.compile(r"application/(?:json|[a-z0-9.+-]+\+json)\s*(?:;.*)?", re.IGNORECASE)
+_OTHER_CHARSET = re.compile(r"charset\s*=\s*\"?(?!utf-?8)", re.IGNORECASE)
+# Reading and tokenising a body of this size takes about a millisecond; longer ones go to a thread.
+_LONG_BODY_BYTES = 4096
+
+
+class Admission(Protocol):
+    """Who may come in."""
+
+    @property
+    def draining(self) -> bool: ...
+
+    def enter(self) -> AbstractContextManager[object]:
+        """Held as long as a request is served. Raises RequestError where it cannot be, before any work is done."""
+        ...
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """The parts of one app."""
+
+    settings: Settings
+    engine: Engine
+    prompts: Prompts
+    generate: Generate
+    admission: Admission
+    metrics: Metrics
+    started: int  # unix time
+
+    @property
+    def model(self) -> str:
+        """The name that answers carry."""
+        return self.settings.model_names[0]
+
+    def check_model(self, name: str | None) -> None:
+        if name is not None and name not in self.settings.model_names:
+            raise RequestError("model_not_found", f"The model {shown(name)} does not exist here", "model")
+
+    def ready(self) -> Ready:
+        ready = self.engine.ready
+        if ready is None:
+            raise RequestError("engine_not_ready", "No worker has announced itself yet")
+        return ready
+
+
+@dataclass(frozen=True)
+class Body:
+    """A request body; `size_bytes` decides where work on it is done."""
+
+    raw: bytes
+    gateway: Gateway
+
+    @property
+    def refuse_unknown(self) -> bool:
+        return self.gateway.settings.unknown_fields == "refuse"
+
+    async def run(self, work: Callable[[], Result]) -> Result:
+        """CPU work that grows with the body."""
+        if len(self.raw) <= _LONG_BODY_BYTES:
+            return work()
+        return await asyncio.to_thread(work)
+
+    def fields(self) -> dict[str, Any]:
+        return read_object(self.raw)
+
+
+def gateway_of(request: Request) -> Gateway:
+    gateway = request.app.state.gateway
+    assert isinstance(gateway, Gateway)
+    return gateway
+
+
+GatewayDep = Annotated[Gateway, Depends(gateway_of)]
+
+
+async def json_body(request: Request, gateway: GatewayDep) -> Body:
+    raw = await _read(request, gateway.settings.max_body_bytes)
+    kind = request.headers.get("content-type", "")
+    if raw and (_JSON_TYPE.fullmatch(kind.strip()) is None or _OTHER_CHARSET.search(kind)):
+        raise RequestError(
+            "unsupported_media_type", f"Content-Type must be application/json in UTF-8, got {shown(kind or None)}"
+        )
+    return Body(raw, gateway)
+
+
+BodyDep = Annotated[Body, Depends(json_body)]
+
+
+async def _read(request: Request, limit_bytes: int) -> bytes:
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.lower() != "identity":
+        raise RequestError("unsupported_media_type", f"Content-Encoding must be identity, got {shown(encoding)}")
+    chunks, size = list[bytes](), 0
+    try:
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > limit_bytes:
+                raise RequestError("too_large", f"The body must be ≤ {limit_bytes} bytes, got more")
+            chunks.append(chunk)
+    except ClientDisconnect as error:
+        raise RequestError("client_closed", "The client left before its request was whole") from error
+    return b"".join(chunks)

@@ -1,0 +1,182 @@
+"""What stands before every route: keys, request ids, size of bodies, web origins, security headers, the access log.
+
+Plain ASGI, so that a stream passes through it without a copy. Knows no route but the probes, which need no key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import re
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.errors import RequestError, error_response
+from server.metrics import Metrics
+from server.settings import Settings
+
+logger = logging.getLogger("dots3.access")
+
+PROBES = frozenset({"/livez", "/health", "/readyz"})
+OUTCOME = "dots3.outcome"  # key of the scope: a route tells here what no status told
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_SECURITY_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
+}
+
+
+class Gatekeeper:
+    """Lets a request through to the app, or answers it."""
+
+    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._origins = frozenset(settings.allowed_origins)
+        self._limit_bytes = settings.max_body_bytes
+        self._key_limit = settings.max_concurrency_per_key
+        self._keys = tuple(_digest(key) for key in settings.keys)
+        self._running_by_key: Counter[int] = Counter()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close"})
+        elif scope["type"] != "http":
+            await self._app(scope, receive, send)
+        else:
+            await _Passage(self, scope, send).run(receive)
+
+    async def answer(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+        if self._is_preflight(scope, headers):
+            await Response(status_code=204, headers=_preflight_headers(headers))(scope, receive, send)
+            return
+        try:
+            key = self._key(scope, headers)
+            self._check_length(headers)
+            with self._counted(key, scope):
+                await self._app(scope, receive, send)
+        except RequestError as error:
+            self._metrics.failed(error.code)
+            await error_response(error)(scope, receive, send)
+
+    def failed(self) -> None:
+        self._metrics.failed("internal_error")
+
+    def allowed_origin(self, headers: Headers) -> str | None:
+        origin = headers.get("origin")
+        if origin is None or not self._origins:
+            return None
+        return "*" if "*" in self._origins else origin if origin in self._origins else None
+
+    def _is_preflight(self, scope: Scope, headers: Headers) -> bool:
+        return (
+            scope["method"] == "OPTIONS"
+            and "access-control-request-method" in headers
+            and self.allowed_origin(headers) is not None
+        )
+
+    def _key(self, scope: Scope, headers: Headers) -> int | None:
+        """Which key a request bears. All are compared, so that the time taken tells nothing."""
+        if not self._keys or scope["path"] in PROBES:
+            return None
+        kind, _, given = headers.get("authorization", "").partition(" ")
+        digest = _digest(given.strip())
+        found = None
+        for place, key in enumerate(self._keys):
+            if hmac.compare_digest(digest, key):
+                found = place
+        if found is None or kind.lower() != "bearer":
+            problem = "Incorrect API key" if given else "No API key given; send it as Authorization: Bearer KEY"
+            raise RequestError("invalid_api_key", problem)
+        return found
+
+    def _check_length(self, headers: Headers) -> None:
+        length = headers.get("content-length", "")
+        if length.isdecimal() and (len(length) > 18 or int(length) > self._limit_bytes):
+            raise RequestError("too_large", f"The body must be ≤ {self._limit_bytes} bytes, got {length[:20]}")
+
+    @contextmanager
+    def _counted(self, key: int | None, scope: Scope) -> Iterator[None]:
+        if key is None or self._key_limit is None or scope["method"] != "POST":
+            yield
+            return
+        if self._running_by_key[key] >= self._key_limit:
+            raise RequestError(
+                "concurrency_exceeded", f"A key may have ≤ {self._key_limit} requests at once, and has as many"
+            )
+        self._running_by_key[key] += 1
+        try:
+            yield
+        finally:
+            self._running_by_key[key] -= 1
+
+
+class _Passage:
+    """One request on its way through: its id, what was sent, how long it took."""
+
+    def __init__(self, keeper: Gatekeeper, scope: Scope, send: Send) -> None:
+        # A HEAD is a GET whose body the server leaves out.
+        self._scope = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+        self._method = scope["method"]
+        self._keeper = keeper
+        self._send = send
+        self._headers = Headers(scope=scope)
+        given = self._headers.get("x-request-id", "")
+        self._request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        self._status: int | None = None
+
+    async def run(self, receive: Receive) -> None:
+        began_s = time.monotonic()
+        try:
+            await self._keeper.answer(self._scope, self._headers, receive, self._pass)
+        except Exception:
+            logger.exception("%s failed", self._request_id)
+            self._keeper.failed()
+            if self._status is None:
+                error = RequestError("internal_error", f"The server made a mistake; request id {self._request_id}")
+                await error_response(error)(self._scope, receive, self._pass)
+        finally:
+            self._log(time.monotonic() - began_s)
+
+    async def _pass(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            headers = MutableHeaders(raw=list(message.get("headers", ())))
+            headers["X-Request-Id"] = self._request_id
+            headers.setdefault("Cache-Control", "no-store")
+            for name, value in _SECURITY_HEADERS.items():
+                headers[name] = value
+            if (origin := self._keeper.allowed_origin(self._headers)) is not None:
+                headers["Access-Control-Allow-Origin"] = origin
+                headers["Access-Control-Expose-Headers"] = "X-Request-Id, X-Dots3-Warning, Retry-After"
+                headers.add_vary_header("Origin")
+            message = {**message, "headers": headers.raw}
+        await self._send(message)
+
+    def _log(self, took_s: float) -> None:
+        path = (self._scope.get("raw_path") or b"").decode("ascii", "backslashreplace")[:200]
+        outcome = self._scope.get(OUTCOME) or self._status
+        level = logging.DEBUG if self._scope["path"] in PROBES else logging.INFO
+        logger.log(level, "%s %s %s %s %.1f ms", self._request_id, self._method, path, outcome, took_s * 1000)
+
+
+def _preflight_headers(headers: Headers) -> dict[str, str]:
+    return {
+        "Access-Control-Allow-Methods": "GET, POST, HEAD, OPTIONS",
+        "Access-Control-Allow-Headers": headers.get("access-control-request-headers", "authorization, content-type"),
+        "Access-Control-Max-Age": "600",
+    }
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

@@ -1,0 +1,1 @@
+"""The HTTP paths: each reads a request, asks for its generation and hands the result to a format."""

@@ -1,0 +1,192 @@
+"""Runs one generation for one client, as a stream or as one body: the only place that knows both.
+
+Owns its end: a client that leaves, that does not read, or whose time is up ends the generation at once; a stream that
+is silent is kept alive. Knows no API: formats render what it passes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from server.deltas import ChoiceDelta, Done
+from server.errors import RequestError, error_response
+from server.formats import sse
+from server.metrics import RequestClock
+from server.middleware import OUTCOME
+
+logger = logging.getLogger("dots3.answer")
+
+_TICK_S = 1.0
+_FIRST_PING_S = 2.0  # until then an error can still have a status of its own
+_PING_S = 10.0
+_LONG_ANSWER_TOKENS = 256  # a body of more is rendered in a thread
+
+
+class Stream(Protocol):
+    """Renders as frames."""
+
+    def delta(self, delta: ChoiceDelta) -> bytes: ...
+
+    def closing(self, done: Done) -> bytes: ...
+
+
+class Whole(Protocol):
+    """Renders as one body."""
+
+    def add(self, delta: ChoiceDelta) -> None: ...
+
+    def render(self, done: Done) -> bytes: ...
+
+
+@dataclass(frozen=True)
+class Limits:
+    request_timeout_s: float
+    write_timeout_s: float
+
+
+@dataclass(frozen=True)
+class Job:
+    """What an answer is made of. The answer closes `permit`, and the generator that it has begun."""
+
+    begin: Callable[[], AsyncGenerator[ChoiceDelta | Done, None]]
+    stream: Stream | None  # one of the two
+    whole: Whole | None
+    num_choices: int
+    clock: RequestClock
+    permit: AbstractContextManager[object]
+    limits: Limits
+    warnings: Sequence[str] = ()
+
+
+class Answer(Response):
+    """An ASGI response; called once."""
+
+    def __init__(self, job: Job) -> None:
+        headers = {"X-Dots3-Warning": "; ".join(job.warnings)} if job.warnings else {}
+        if job.stream is not None:
+            headers |= sse.HEADERS
+        super().__init__(headers=headers, media_type=None if job.stream is not None else "application/json")
+        del self.headers["content-length"]  # of the empty body that a Response begins with
+        self._job = job
+        self._began_s = self._last_write_s = time.monotonic()
+        self._write_began_s: float | None = None
+        self._started = False
+        self._open_choices = job.num_choices
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._job.permit:
+            error = await self._attended(receive, send)
+        if error is not None:
+            await self._end_with(error, scope, receive, send)
+
+    async def _attended(self, receive: Receive, send: Send) -> RequestError | None:
+        work = asyncio.create_task(self._work(send))
+        gone = asyncio.create_task(_until_gone(receive))
+        try:
+            while True:
+                await asyncio.wait((work, gone), timeout=_TICK_S, return_when=asyncio.FIRST_COMPLETED)
+                if work.done():
+                    return _error_of(work)
+                if gone.done():
+                    return RequestError("client_closed", "The client left")
+                if (error := await self._tick(send)) is not None:
+                    return error
+        finally:
+            work.cancel()
+            gone.cancel()
+            await asyncio.gather(work, gone, return_exceptions=True)
+
+    async def _work(self, send: Send) -> None:
+        events = self._job.begin()
+        try:
+            async for event in events:
+                if isinstance(event, Done):
+                    self._job.clock.done(event)
+                    await self._finish(event, send)
+                else:
+                    await self._take(event, send)
+        finally:
+            await events.aclose()
+
+    async def _take(self, delta: ChoiceDelta, send: Send) -> None:
+        if delta.finish_reason == "abort":  # and the client is here: its time was up in the worker
+            raise self._too_late()
+        self._job.clock.delta(delta)
+        self._open_choices -= delta.finish_reason is not None
+        if self._job.whole is not None:
+            self._job.whole.add(delta)
+        if self._job.stream is not None and (frames := self._job.stream.delta(delta)):
+            await self._write(send, frames)
+
+    async def _finish(self, done: Done, send: Send) -> None:
+        if self._job.stream is not None:
+            await self._write(send, self._job.stream.closing(done), last=True)
+        if self._job.whole is not None:
+            render, long = self._job.whole.render, done.usage.completion_tokens > _LONG_ANSWER_TOKENS
+            body = await asyncio.to_thread(render, done) if long else render(done)
+            self.headers["content-length"] = str(len(body))
+            await self._write(send, body, last=True)
+
+    async def _write(self, send: Send, data: bytes, last: bool = False) -> None:
+        self._write_began_s = time.monotonic()
+        if not self._started:
+            self._started = True
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": data, "more_body": not last})
+        self._write_began_s, self._last_write_s = None, time.monotonic()
+
+    async def _tick(self, send: Send) -> RequestError | None:
+        now_s = time.monotonic()
+        if now_s - self._began_s > self._job.limits.request_timeout_s:
+            return self._too_late()
+        if self._write_began_s is not None:
+            blocked = now_s - self._write_began_s > self._job.limits.write_timeout_s
+            return RequestError("client_closed", "The client does not read") if blocked else None
+        patience_s = _PING_S if self._started else _FIRST_PING_S
+        if self._job.stream is not None and now_s - self._last_write_s >= patience_s:
+            return await self._write_in_time(send, sse.PING)
+        return None
+
+    async def _write_in_time(self, send: Send, data: bytes, last: bool = False) -> RequestError | None:
+        try:
+            async with asyncio.timeout(self._job.limits.write_timeout_s):
+                await self._write(send, data, last)
+        except TimeoutError:
+            return RequestError("client_closed", "The client does not read")
+        return None
+
+    async def _end_with(self, error: RequestError, scope: Scope, receive: Receive, send: Send) -> None:
+        self._job.clock.failed(error.code, self._open_choices)
+        if error.code == "client_closed":
+            scope[OUTCOME] = f"499 after {self._job.num_choices - self._open_choices} choices: {error.message}"
+        elif not self._started:
+            await error_response(error)(scope, receive, send)
+        elif self._job.stream is not None:
+            scope[OUTCOME] = f"200, then {error.code}"
+            await self._write_in_time(send, sse.error_frame(error) + sse.DONE, last=True)
+
+    def _too_late(self) -> RequestError:
+        limit_s = self._job.limits.request_timeout_s
+        return RequestError("request_timeout", f"A request may take ≤ {limit_s:g} s, and this one took longer")
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _error_of(work: asyncio.Task[None]) -> RequestError | None:
+    error = work.exception()
+    if error is None or isinstance(error, RequestError):
+        return error
+    logger.error("an answer failed", exc_info=error)
+    return RequestError("internal_error", "The server made a mistake while it answered")

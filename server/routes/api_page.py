@@ -1,0 +1,100 @@
+"""What the API says of itself: request schemas for /openapi.json, and /docs made from it, without scripts or links out.
+
+Knows no request and no answer.
+"""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+from pydantic import BaseModel
+
+from server.schemas.refusal import IGNORED_FIELDS
+
+_ERROR_SCHEMA = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+ERRORS: dict[int | str, dict[str, Any]] = {
+    "default": {"description": "Any error", "content": {"application/json": {"schema": _ERROR_SCHEMA}}}
+}
+
+_STYLE = (
+    "body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
+    "code{background:#8882;padding:0 .2em}td,th{text-align:left;vertical-align:top;padding:.15rem 1rem .15rem 0}"
+)
+
+
+def request_of(model: type[BaseModel]) -> dict[str, Any]:
+    """The body of a route, for `openapi_extra`."""
+    schema = model.model_json_schema()
+    return {
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": _inlined(schema, schema.pop("$defs", {}))}},
+        }
+    }
+
+
+def page(spec: dict[str, Any]) -> str:
+    """All paths, and the fields of every request."""
+    parts = [
+        f"<!doctype html><meta charset=utf-8><title>dots3</title><style>{_STYLE}</style>",
+        f"<h1>dots3 {escape(spec['info']['version'])}</h1>",
+        "<p>The machine-readable form of this page is <code>/openapi.json</code>.</p>",
+    ]
+    for path, operations in spec["paths"].items():
+        for method, operation in operations.items():
+            parts.append(f"<h2><code>{method.upper()} {escape(path)}</code></h2>")
+            parts.append(f"<p>{escape(operation.get('description', ''))}</p>")
+            content = operation.get("requestBody", {}).get("content", {})
+            if content:
+                parts.append(_fields(content["application/json"]["schema"]))
+    ignored = ", ".join(f"<code>{name}</code>" for name in sorted(IGNORED_FIELDS))
+    parts.append(f"<h2>Fields without effect</h2><p>Accepted and ignored: {ignored}.</p>")
+    return "".join(parts)
+
+
+def _fields(schema: dict[str, Any]) -> str:
+    required = schema.get("required", ())
+    rows = [
+        f"<tr><td><code>{escape(name)}</code>{' *' if name in required else ''}<td>{escape(_kind(field))}"
+        for name, field in schema["properties"].items()
+    ]
+    return f"<table><tr><th>field<th>values{''.join(rows)}</table>"
+
+
+def _kind(field: dict[str, Any]) -> str:
+    if "anyOf" in field:
+        return " or ".join(_kind(option) for option in field["anyOf"] if option.get("type") != "null")
+    kind = " or ".join(str(value) for value in field["enum"]) if "enum" in field else str(field.get("type", "any"))
+    bounds = [
+        f"{sign} {field[key]}"
+        for key, sign in (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"))
+        if key in field
+    ]
+    return ", ".join([kind, *bounds])
+
+
+def _inlined(value: Any, definitions: dict[str, Any]) -> Any:
+    """References replaced by what they name: inside an OpenAPI document they would point elsewhere."""
+    if isinstance(value, dict):
+        if "$ref" in value:
+            return _inlined(definitions[value["$ref"].rsplit("/", 1)[-1]], definitions)
+        return {key: _inlined(item, definitions) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_inlined(item, definitions) for item in value]
+    return value
