@@ -1,0 +1,43 @@
+"""Small parts of the decoder: where weights come from, rotary tables, the dense SwiGLU."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.kernels.ops import Ops
+
+
+class Weights(Protocol):
+    """Hands out a checkpoint's tensors by their released names, each once."""
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """In the model's dtype, on its device, dequantised."""
+        ...
+
+    def take_float(self, name: str, *shape: int) -> Tensor:
+        """In fp32."""
+        ...
+
+
+def turns_table(theta: float, width: int, positions: int, device: torch.device) -> Tensor:
+    """complex64 [positions, width / 2]: cos + i · sin of position · theta^(-2j / width), in fp32 throughout."""
+    frequency = 1.0 / (theta ** (torch.arange(0, width, 2, dtype=torch.float32) / width))
+    angle = torch.arange(positions, dtype=torch.float32)[:, None] * frequency
+    return torch.complex(angle.cos(), angle.sin()).to(device)
+
+
+class DenseMlp:
+    """down(silu(gate x) · up x), added to a residual."""
+
+    def __init__(self, weights: Weights, prefix: str, hidden: int, inter: int, ops: Ops) -> None:
+        names = (f"{prefix}.gate_proj.weight", f"{prefix}.up_proj.weight")
+        self._gate_up = torch.cat([weights.take(name, inter, hidden) for name in names])
+        self._down = weights.take(f"{prefix}.down_proj.weight", hidden, inter).T
+        self._ops = ops
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        return torch.addmm(residual, self._ops.silu_mul(F.linear(x, self._gate_up)), self._down)

@@ -1,0 +1,94 @@
+"""The text decoder: embedding, the stack of layers of both kinds, final norm and head.
+
+Owns the weights. Knows nothing of requests, sampling or which pages are whose: that comes with the context.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.config.model import LayerKind, ModelConfig
+from engine.kernels.ops import Ops
+from engine.model.blocks import DenseMlp, Weights, turns_table
+from engine.model.context import ForwardContext
+from engine.model.kv_pool import KvPool
+from engine.model.mla import Attention, LayerCache
+from engine.model.moe import MoeMlp
+from engine.model.step import GroupStep, dsa_step, swa_step
+
+
+class Layer:
+    def __init__(self, weights: Weights, index: int, config: ModelConfig, ops: Ops) -> None:
+        prefix = f"model.layers.{index}"
+        self.kind: LayerKind = config.layer_types[index]
+        self.place = config.layer_types[:index].count(self.kind)  # among the layers of its kind
+        self._ops = ops
+        self._eps = config.rms_norm_eps
+        self._attention_norm = weights.take(f"{prefix}.input_layernorm.weight", config.hidden)
+        self._attention = Attention(weights, f"{prefix}.self_attn", config, self.kind, ops)
+        self._mlp_norm = weights.take(f"{prefix}.post_attention_layernorm.weight", config.hidden)
+        self._mlp: DenseMlp | MoeMlp
+        if config.moe_layers[index]:
+            self._mlp = MoeMlp(weights, f"{prefix}.mlp", config, ops)
+        else:
+            self._mlp = DenseMlp(weights, f"{prefix}.mlp", config.hidden, config.inter, ops)
+
+    def forward(self, hidden: Tensor, step: GroupStep, cache: LayerCache) -> Tensor:
+        x = self._ops.rms_norm(hidden, self._attention_norm, self._eps)
+        hidden = self._attention.add_to(hidden, x, step, cache)
+        return self._mlp.add_to(hidden, self._ops.rms_norm(hidden, self._mlp_norm, self._eps))
+
+
+class TextModel:
+    """Runs in inference mode: what it returns is not for autograd."""
+
+    def __init__(self, weights: Weights, config: ModelConfig, ops: Ops, max_positions: int | None = None) -> None:
+        self.config = config
+        self._ops = ops
+        self._embedding = weights.take("model.embed_tokens.weight", config.vocab_size, config.hidden)
+        self._layers = [Layer(weights, index, config, ops) for index in range(config.num_layers)]
+        self._norm = weights.take("model.norm.weight", config.hidden)
+        self._head = self._embedding
+        if not config.tied_embeddings:
+            self._head = weights.take("lm_head.weight", config.vocab_size, config.hidden)
+        positions = max_positions or config.max_position_embeddings
+        device = self._embedding.device
+        self._dsa_turns = turns_table(config.dsa.theta, config.dsa.rope, positions, device)
+        self._swa_turns = turns_table(config.swa.theta, config.swa.rope, positions, device)
+
+    @property
+    def device(self) -> torch.device:
+        return self._embedding.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._embedding.dtype
+
+    @torch.inference_mode()
+    def embed(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids, self._embedding)
+
+    @torch.inference_mode()
+    def forward(self, tokens: Tensor, ctx: ForwardContext, pool: KvPool) -> Tensor:
+        """tokens: int64 ids [tokens], or their embeddings [tokens, hidden], media rows in place → hidden states of the
+        same tokens after the final norm."""
+        hidden = tokens if tokens.is_floating_point() else self.embed(tokens)
+        turns = (table.index_select(0, ctx.positions).unsqueeze(1) for table in (self._dsa_turns, self._swa_turns))
+        dsa = dsa_step(ctx, pool, self.config, next(turns))
+        swa = swa_step(ctx, pool, self.config, next(turns))
+        for layer in self._layers:
+            if layer.kind == "dsa":
+                cache = LayerCache(pool.dsa_latent.layers[layer.place], pool.index_key.layers[layer.place])
+                hidden = layer.forward(hidden, dsa, cache)
+            else:
+                hidden = layer.forward(hidden, swa, LayerCache(pool.swa_latent.layers[layer.place], None))
+        return self._ops.rms_norm(hidden, self._norm, self.config.rms_norm_eps)
+
+    __call__ = forward
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Final hidden states [rows, hidden] → fp32 [rows, vocab]."""
+        return F.linear(hidden, self._head).float()

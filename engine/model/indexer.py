@@ -1,0 +1,65 @@
+"""The sparse-attention indexer of a DSA layer: writes index keys and chooses which rows each query attends to.
+
+Scores are fp32. Where a sequence is no longer than top-k nothing is scored, but its keys are written.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.config.model import ModelConfig
+from engine.kernels.ops import Ops, RowList
+from engine.model.blocks import Weights
+from engine.model.step import Decode, GroupStep, Prefill
+
+_NORM_EPS = 1e-6
+
+
+class Indexer:
+    def __init__(self, weights: Weights, prefix: str, config: ModelConfig, ops: Ops) -> None:
+        self._config = config.indexer
+        self._rope = config.dsa.rope
+        self._ops = ops
+        heads, width = config.indexer.heads, config.indexer.width
+        self._wq_b = weights.take(f"{prefix}.wq_b.weight", heads * width, config.dsa.q_rank)
+        self._norm_weight = weights.take_float(f"{prefix}.k_norm.weight", width)
+        self._norm_bias = weights.take_float(f"{prefix}.k_norm.bias", width)
+        self._scale = heads**-0.5 * width**-0.5
+
+    def write(self, projected: Tensor, cache: Tensor, step: GroupStep) -> None:
+        """projected: [tokens, width], the layer's input through `wk`."""
+        assert step.index_write is not None
+        width = self._config.width
+        keys = F.layer_norm(projected.float(), (width,), self._norm_weight, self._norm_bias, _NORM_EPS)
+        self._ops.rotate(keys[:, : self._rope].unsqueeze(1), step.turns)
+        self._ops.index_write(keys, cache, step.index_write)
+
+    def choose_decode(
+        self, q_latent: Tensor, projected: Tensor, cache: Tensor, turns: Tensor, decode: Decode
+    ) -> RowList:
+        """Rows of all decoding sequences. projected: [tokens, heads], the layer's input through `weights_proj`."""
+        assert decode.index_addresses is not None
+        q, weights = self._queries(q_latent, projected, turns)
+        scores = self._ops.indexer_logits(
+            q.unsqueeze(1), weights.unsqueeze(1), cache, decode.index_addresses, decode.limits
+        )
+        chosen = self._ops.topk_select(scores.squeeze(1), self._config.top_k)
+        return RowList(decode.rows.addresses.gather(1, chosen), decode.bias)
+
+    def choose_prefill(
+        self, q_latent: Tensor, projected: Tensor, cache: Tensor, turns: Tensor, prefill: Prefill
+    ) -> RowList:
+        """Rows of each new token of one sequence."""
+        assert prefill.index_addresses is not None
+        q, weights = self._queries(q_latent, projected, turns)
+        scores = self._ops.indexer_logits(
+            q.unsqueeze(0), weights.unsqueeze(0), cache, prefill.index_addresses.unsqueeze(0), prefill.limits
+        )
+        chosen = self._ops.topk_select(scores.squeeze(0), self._config.top_k)
+        return RowList(prefill.addresses[chosen], prefill.bias)
+
+    def _queries(self, q_latent: Tensor, projected: Tensor, turns: Tensor) -> tuple[Tensor, Tensor]:
+        q = F.linear(q_latent, self._wq_b).view(-1, self._config.heads, self._config.width).float()
+        self._ops.rotate(q[..., : self._rope], turns)
+        return q, projected.float() * self._scale

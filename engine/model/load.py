@@ -1,0 +1,179 @@
+"""Checkpoint folder → TextModel. Memory-mapped, in layer order; owns the released names of what the text model needs.
+
+Any tensor that is missing, of another shape or of no known part is an error that names it. Tensors of the vision and
+audio encoders and of the draft block are known and left alone. FP8 weights are dequantised: no device computes in FP8
+here yet.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from engine.config.model import FP8_TILE, ModelConfig
+from engine.kernels.ops import ops_for
+from engine.model.decoder import TextModel
+
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+_SCALE_SUFFIX = "_scale_inv"
+
+
+class CheckpointError(ValueError):
+    """The weights do not fit the config, or the folder's files do not fit each other."""
+
+
+def load_model(
+    folder: Path, config: ModelConfig, device: torch.device, dtype: torch.dtype, max_positions: int | None = None
+) -> TextModel:
+    """`max_positions`: how long a sequence may get; by default as long as the model can."""
+    with Checkpoint(folder, config, device, dtype) as weights:
+        model = TextModel(weights, config, ops_for(device), max_positions)
+        weights.check_all_taken()
+    return model
+
+
+class Checkpoint:
+    """The tensors of a folder's safetensors files, handed out by name."""
+
+    def __init__(self, folder: Path, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
+        self._folder = folder
+        self._config = config
+        self._device = device
+        self._dtype = dtype
+        self._files, metadata = _files_by_tensor(folder)
+        self._left = set(self._files)
+        self._tail_rope = _has_tail_rope(folder, metadata)
+        self._open: dict[str, Any] = {}
+        self._closing = ExitStack()
+        known = sum(not _is_passed_over(name, config) for name in self._files)
+        self._progress = Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True)
+        self._task = self._progress.add_task(f"loading {folder.name}", total=known)
+
+    def __enter__(self) -> Checkpoint:
+        self._closing.enter_context(self._progress)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.clear()
+        self._closing.close()
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        return self._take(name, shape, self._dtype)
+
+    def take_float(self, name: str, *shape: int) -> Tensor:
+        return self._take(name, shape, torch.float32)
+
+    def check_all_taken(self) -> None:
+        unexpected = sorted(name for name in self._left if not _is_passed_over(name, self._config))
+        if unexpected:
+            raise CheckpointError(f"{self._folder}: unexpected {_listed(unexpected)}")
+
+    def _take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        tensor = self._read(name, shape)
+        if tensor.dtype == torch.float8_e4m3fn:
+            scale_shape = tuple(-(-length // FP8_TILE) for length in shape)
+            tensor = _dequantised(tensor, self._read(name + _SCALE_SUFFIX, scale_shape))
+        elif tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            raise CheckpointError(f"{self._folder}: {name} is {tensor.dtype}, not a floating type that is supported")
+        if self._tail_rope:
+            tensor = _leading_rope(name, tensor, self._config)
+        # Always a copy, so that no weight keeps a file mapped.
+        return tensor.to(device=self._device, dtype=dtype, copy=True)
+
+    def _read(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        if name not in self._left:
+            near = [other for other in sorted(self._left) if other.rpartition(".")[0] == name.rpartition(".")[0]]
+            hint = f"; beside it there is {_listed(near)}" if near else ""
+            raise CheckpointError(f"{self._folder}: missing tensor {name}{hint}")
+        file = self._files[name]
+        try:
+            tensor: Tensor = self._handle(file).get_tensor(name)
+        except SafetensorError as error:
+            raise CheckpointError(f"{self._folder / file}: {name} cannot be read: {error}") from error
+        if tuple(tensor.shape) != shape:
+            raise CheckpointError(
+                f"{self._folder / file}: {name} must have shape {list(shape)}, got {list(tensor.shape)}"
+            )
+        self._left.remove(name)
+        self._progress.advance(self._task)
+        return tensor
+
+    def _handle(self, file: str) -> Any:
+        if file not in self._open:
+            self._open[file] = self._closing.enter_context(_opened(self._folder / file))
+        return self._open[file]
+
+
+def _opened(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+
+def _files_by_tensor(folder: Path) -> tuple[dict[str, str], dict[str, Any]]:
+    """File of each tensor, and the index's metadata; the index counts where there is one."""
+    index = folder / _INDEX
+    if index.exists():
+        try:
+            body = json.loads(index.read_text(encoding="utf-8"))
+            return dict(body["weight_map"]), dict(body.get("metadata") or {})
+        except (ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"{index} is no index of weights: {error!r}") from error
+    if not (folder / _SINGLE).exists():
+        raise CheckpointError(f"{folder} has neither {_INDEX} nor {_SINGLE}")
+    with _opened(folder / _SINGLE) as file:
+        return dict.fromkeys(file.keys(), _SINGLE), dict(file.metadata() or {})
+
+
+def _has_tail_rope(folder: Path, metadata: dict[str, Any]) -> bool:
+    """Whether the rotary channels of index heads are the last ones; a checkpoint that does not say has them first."""
+    layout = metadata.get("indexer_rope_layout", "leading")
+    if layout not in ("leading", "tail"):
+        raise CheckpointError(f"{folder}: indexer_rope_layout must be 'leading' or 'tail', got {layout!r}")
+    return bool(layout == "tail")
+
+
+def _leading_rope(name: str, tensor: Tensor, config: ModelConfig) -> Tensor:
+    """The rotary channels of each index head moved to the front."""
+    if not re.search(r"\.indexer\.(wq_b|wk|k_norm)\.", name):
+        return tensor
+    by_head = tensor.unflatten(0, (-1, config.indexer.width))
+    return by_head.roll(config.dsa.rope, dims=1).flatten(0, 1)
+
+
+def _dequantised(weight: Tensor, scale: Tensor) -> Tensor:
+    """fp32; each tile of rows and columns times its scale, tiles at the ends cut off."""
+    rows, columns = weight.shape
+    scale = scale.float().repeat_interleave(FP8_TILE, 0)[:rows].repeat_interleave(FP8_TILE, 1)[:, :columns]
+    return weight.float() * scale
+
+
+def _is_passed_over(name: str, config: ModelConfig) -> bool:
+    """Parts of the whole model that this one does not have."""
+    if name.startswith(("vision_encoder.", "audio_encoder.", "model.mtp.")):
+        return True
+    layer = re.match(r"model\.layers\.(\d+)\.(self_attn\.indexer\.)?", name)
+    if layer is None:
+        return name == "lm_head.weight" and config.tied_embeddings
+    index = int(layer[1])
+    if index < config.num_layers:
+        return layer[2] is not None and config.layer_types[index] == "swa"  # some checkpoints carry unused indexers
+    return index < config.num_layers + max(1, config.num_mtp_layers)
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(names[:5])
+    rest = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return f"{'tensor' if len(names) == 1 else 'tensors'} {shown}{rest}"

@@ -1,0 +1,153 @@
+"""Multi-head latent attention of either geometry, with or without an indexer.
+
+Decoding uses the absorbed form against the latent cache; new tokens of a prompt expand keys and values, unless the
+indexer chose rows for them, which again are read in the absorbed form.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.config.model import LayerKind, ModelConfig
+from engine.kernels.ops import Ops, Stretches
+from engine.model.blocks import Weights
+from engine.model.indexer import Indexer
+from engine.model.step import Decode, GroupStep, Prefill
+
+
+class LayerCache(NamedTuple):
+    latent: Tensor  # rows as `engine.model.kv_pool` addresses them
+    index_key: Tensor | None
+
+
+class Attention:
+    def __init__(self, weights: Weights, prefix: str, config: ModelConfig, kind: LayerKind, ops: Ops) -> None:
+        self._ops = ops
+        self._geometry = g = config.geometry(kind)
+        self._eps = config.rms_norm_eps
+        self._scale = g.softmax_scale
+        hidden = config.hidden
+        # Everything that reads the layer's input is one product: query and key-value latents, rotary key, head gates,
+        # and the index key and index weights.
+        parts = [
+            weights.take(f"{prefix}.q_a_proj.weight", g.q_rank, hidden),
+            weights.take(f"{prefix}.kv_a_proj_with_mqa.weight", g.kv_rank + g.rope, hidden),
+            weights.take(f"{prefix}.g_proj.weight", g.heads, hidden),
+        ]
+        self._indexer = None
+        if kind == "dsa":
+            index = config.indexer
+            parts.append(weights.take(f"{prefix}.indexer.wk.weight", index.width, hidden))
+            parts.append(weights.take(f"{prefix}.indexer.weights_proj.weight", index.heads, hidden))
+            self._indexer = Indexer(weights, f"{prefix}.indexer", config, ops)
+        self._input = torch.cat(parts)
+        self._widths = [g.q_rank + g.kv_rank + g.rope, *(len(part) for part in parts[2:])]
+        # The latents' own factors go into the weights of their norms.
+        self._stretches = Stretches.of(
+            [
+                weights.take_float(f"{prefix}.q_a_layernorm.weight", g.q_rank) * config.latent_scale(g.q_rank),
+                weights.take_float(f"{prefix}.kv_a_layernorm.weight", g.kv_rank) * config.latent_scale(g.kv_rank),
+                weights.take_float(f"{prefix}.k_rope_only_layernorm.weight", g.rope),
+            ]
+        )
+        self._q_b = weights.take(f"{prefix}.q_b_proj.weight", g.heads * (g.nope + g.rope), g.q_rank)
+        self._kv_b = weights.take(f"{prefix}.kv_b_proj.weight", g.heads * (g.nope + g.value), g.kv_rank)
+        by_head = self._kv_b.view(g.heads, g.nope + g.value, g.kv_rank)
+        self._key_up = by_head[:, : g.nope]  # [heads, nope, rank]
+        self._value_up = by_head[:, g.nope :].transpose(1, 2)  # [heads, rank, value]
+        self._absorbed_q_b = self._absorb()
+        self._output = weights.take(f"{prefix}.o_proj.weight", hidden, g.heads * g.value).T
+
+    def add_to(self, residual: Tensor, x: Tensor, step: GroupStep, cache: LayerCache) -> Tensor:
+        """x: [tokens, hidden], normed. Writes the new rows, then attends."""
+        g = self._geometry
+        latents, gates, *index = F.linear(x, self._input).split(self._widths, dim=-1)
+        latents = self._ops.latent_norm(latents, self._stretches, self._eps)
+        q_latent, rows = latents[:, : g.q_rank], latents[:, g.q_rank :]
+        self._ops.rotate(rows[:, g.kv_rank :].unsqueeze(1), step.turns)
+        self._ops.kv_write(rows, cache.latent, step.write)
+        index_weights = None
+        if self._indexer is not None:
+            assert cache.index_key is not None
+            index_key, index_weights = index
+            self._indexer.write(index_key, cache.index_key, step)
+        parts = []
+        if step.decode is not None:
+            parts.append(self._decode(q_latent, index_weights, step.turns, step.decode, cache))
+        for prefill in step.prefills:
+            span = slice(prefill.start, prefill.end)
+            weights = None if index_weights is None else index_weights[span]
+            parts.append(self._prefill(q_latent[span], weights, step.turns[span], prefill, cache))
+        attended = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return torch.addmm(residual, self._ops.gate(attended, gates), self._output)
+
+    def _decode(
+        self, q_latent: Tensor, index_weights: Tensor | None, turns: Tensor, decode: Decode, cache: LayerCache
+    ) -> Tensor:
+        q_latent, turns = q_latent[: decode.count], turns[: decode.count]
+        q = self._absorbed_queries(q_latent, turns)
+        rank = self._geometry.kv_rank
+        if self._indexer is None:
+            mixed = self._ops.swa_mla_decode(q, cache.latent, decode.rows, rank, self._scale)
+        else:
+            rows = decode.rows
+            if decode.index_addresses is not None:
+                assert index_weights is not None
+                assert cache.index_key is not None
+                index_weights = index_weights[: decode.count]
+                rows = self._indexer.choose_decode(q_latent, index_weights, cache.index_key, turns, decode)
+            mixed = self._ops.sparse_mla_decode(q, cache.latent, rows, rank, self._scale)
+        return self._values(mixed)
+
+    def _prefill(
+        self, q_latent: Tensor, index_weights: Tensor | None, turns: Tensor, prefill: Prefill, cache: LayerCache
+    ) -> Tensor:
+        g = self._geometry
+        if prefill.index_addresses is not None:
+            assert self._indexer is not None
+            assert index_weights is not None
+            assert cache.index_key is not None
+            chosen = self._indexer.choose_prefill(q_latent, index_weights, cache.index_key, turns, prefill)
+            q = self._absorbed_queries(q_latent, turns)
+            return self._values(self._ops.sparse_mla_prefill(q, cache.latent, chosen, g.kv_rank, self._scale))
+        rows = cache.latent.index_select(0, prefill.addresses).to(q_latent.dtype)
+        expanded = F.linear(rows[:, : g.kv_rank], self._kv_b).view(-1, g.heads, g.nope + g.value)
+        rotary = rows[:, None, g.kv_rank :].expand(-1, g.heads, -1)
+        keys = torch.cat([expanded[..., : g.nope], rotary], dim=-1)
+        q = self._queries(q_latent, turns)
+        return self._ops.mla_prefill(q, keys, expanded[..., g.nope :], g.window, self._scale)
+
+    def _queries(self, q_latent: Tensor, turns: Tensor) -> Tensor:
+        """[tokens, heads, nope + rope]"""
+        g = self._geometry
+        q = F.linear(q_latent, self._q_b).view(-1, g.heads, g.nope + g.rope)
+        self._ops.rotate(q[..., g.nope :], turns)
+        return q
+
+    def _absorbed_queries(self, q_latent: Tensor, turns: Tensor) -> Tensor:
+        """[tokens, heads, rank + rope], to be held against cache rows."""
+        g = self._geometry
+        if self._absorbed_q_b is None:
+            q = self._queries(q_latent, turns)
+            nope = torch.bmm(q[..., : g.nope].transpose(0, 1), self._key_up).transpose(0, 1)
+            return torch.cat([nope, q[..., g.nope :]], dim=-1)
+        q = F.linear(q_latent, self._absorbed_q_b).view(-1, g.heads, g.row)
+        self._ops.rotate(q[..., g.kv_rank :], turns)
+        return q
+
+    def _values(self, mixed: Tensor) -> Tensor:
+        """[tokens, heads, rank] → [tokens, heads, value]"""
+        return torch.bmm(mixed.transpose(0, 1), self._value_up).transpose(0, 1)
+
+    def _absorb(self) -> Tensor | None:
+        """Both steps from query latent to absorbed query as one matrix, where that is no more work than the two."""
+        g = self._geometry
+        if self._q_b.dtype != torch.float32 or g.kv_rank * g.q_rank > g.nope * (g.q_rank + g.kv_rank):
+            return None
+        by_head = self._q_b.double().view(g.heads, g.nope + g.rope, g.q_rank)
+        nope = torch.bmm(self._key_up.double().transpose(1, 2), by_head[:, : g.nope])
+        return torch.cat([nope, by_head[:, g.nope :]], dim=1).flatten(0, 1).float()

@@ -1,0 +1,40 @@
+"""Expanded MLA of one sequence's new tokens: softmax(scale · q · kᵀ) · v with causal and window masks."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+_BLOCK = 128  # queries at a time: bounds the scores, and keeps a window's blocks short
+
+
+def mla_prefill(q: Tensor, k: Tensor, v: Tensor, window: int | None, scale: float) -> Tensor:
+    """q: [queries, heads, width], the last of the keys' tokens; k: [keys, heads, width]; v: [keys, heads, value].
+
+    Returns [queries, heads, value]. `window` counts the keys that a query sees, its own included.
+    """
+    queries, before = len(q), len(k) - len(q)
+    dtype = q.dtype
+    heads_q, heads_k, heads_v = (x.float().transpose(0, 1) for x in (q, k, v))
+    parts = []
+    for start in range(0, queries, _BLOCK):
+        end = min(start + _BLOCK, queries)
+        low = 0 if window is None else max(0, before + start - window + 1)
+        high = before + end
+        bias = _bias(end - start, high - low, window, q.device)
+        keys, values = heads_k[:, low:high], heads_v[:, low:high]
+        scores = torch.baddbmm(bias, heads_q[:, start:end], keys.transpose(1, 2), alpha=scale)
+        parts.append(torch.bmm(scores.softmax(-1), values))  # [heads, block, value]
+    return torch.cat(parts, dim=1).transpose(0, 1).to(dtype)
+
+
+@lru_cache(maxsize=32)
+def _bias(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
+    """[1, queries, keys]: 0 where a query sees a key, else -inf; the last query and the last key are one token."""
+    distance = torch.arange(keys - queries, keys, device=device)[:, None] - torch.arange(keys, device=device)
+    unseen = distance < 0
+    if window is not None:
+        unseen |= distance >= window
+    return torch.zeros(1, queries, keys, device=device).masked_fill_(unseen, float("-inf"))
