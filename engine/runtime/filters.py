@@ -6,9 +6,8 @@ equal to the last one kept are kept too, so that the bound does not depend on ho
 
 from __future__ import annotations
 
+import numpy as np
 import torch
-
-FIRST_PREFIX = 64  # the nucleus of most rows is smaller; a full sort costs far more
 
 
 def lower_bounds(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
@@ -16,27 +15,22 @@ def lower_bounds(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor,
     vocab = logits.shape[1]
     peaks = logits.amax(-1)
     bounds = peaks + min_p.log()  # log 0 is −inf: off
-    wanted_k = int(top_k.masked_fill(top_k >= vocab, 0).max())
-    if wanted_k == 0 and not bool((top_p < 1).any()):
+    if bool(((top_k >= vocab) & (top_p >= 1)).all()):
         return bounds
-    mass = (logits - peaks[:, None]).exp_()
-    mass.masked_fill_(logits < bounds[:, None], 0)
+    values = _descending(logits)
+    places = torch.arange(vocab, device=logits.device)
+    alive = (places < top_k[:, None]) & (values >= bounds[:, None])
     # In double, so that the order of summation, which depends on the batch's shape, does not show.
-    totals = mass.sum(-1, dtype=torch.float64)
-    width = min(vocab, max(wanted_k, FIRST_PREFIX))
-    while True:
-        values = logits.topk(width).values
-        places = torch.arange(width, device=logits.device)
-        alive = (places < top_k[:, None]) & (values >= bounds[:, None])
-        heaped = ((values - peaks[:, None]).exp_() * alive).cumsum(-1, dtype=torch.float64)
-        # With top-k the survivors all stand in the prefix, else the whole row counts.
-        limits = top_p * torch.where(top_k < vocab, heaped[:, -1], totals)
-        if width == vocab or bool(((heaped[:, -1] >= limits) | (top_p >= 1) | (top_k < vocab)).all()):
-            break
-        width = min(vocab, 8 * width)
-    before = torch.cat((torch.zeros_like(heaped[:, :1]), heaped[:, :-1]), -1)
-    kept = alive & ((before < limits[:, None]) | (top_p >= 1)[:, None])
+    mass = ((values - peaks[:, None]).exp_() * alive).cumsum(-1, dtype=torch.float64)
+    before = mass.roll(1, -1)
+    before[:, 0] = 0
+    kept = alive & ((before < top_p[:, None] * mass[:, -1:]) | (top_p >= 1)[:, None])
     kept[:, 0] = True
-    cuts = values.masked_fill(~kept, torch.inf).amin(-1)
-    unlimited = (top_k >= vocab) & (top_p >= 1)
-    return torch.maximum(bounds, cuts.masked_fill(unlimited, -torch.inf))
+    return torch.maximum(bounds, values.masked_fill_(~kept, torch.inf).amin(-1))
+
+
+def _descending(logits: torch.Tensor) -> torch.Tensor:
+    if logits.is_cuda:
+        return logits.sort(-1, descending=True).values
+    # NumPy sorts values with vector instructions, dozens of times as fast as torch sorts them with their places.
+    return torch.from_numpy(-np.sort(-logits.numpy(), axis=-1))

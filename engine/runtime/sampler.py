@@ -6,8 +6,8 @@ alone; a greedy row is the plain argmax of its logits whatever the others are. K
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -41,12 +41,13 @@ class Sampler:
         return len(self._state.slots)
 
     def add(self, key: Hashable, sampling: Sampling, index: int, prompt_ids: Sequence[int]) -> None:
-        """Before a sequence's first token; what was sampled for it is remembered until it is removed."""
+        """Before a sequence's first token; what was sampled for it is remembered until `keep` lets it go."""
         self._state.add(key, sampling, index, prompt_ids)
 
-    def remove(self, key: Hashable) -> None:
-        """Idempotent."""
-        self._state.remove(key)
+    def keep(self, wanted: Callable[[Any], bool]) -> None:
+        """Forgets the sequences that have ended."""
+        for key in [key for key in self._state.slots if not wanted(key)]:
+            self._state.remove(key)
 
     def sample(self, logits: torch.Tensor, keys: Sequence[Hashable]) -> Sampled:
         """One token for each of `keys`, from float32 `logits` [keys, vocab], which are overwritten."""

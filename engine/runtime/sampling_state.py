@@ -125,10 +125,7 @@ class SamplingState:
         return slot
 
     def remove(self, key: Hashable) -> None:
-        """Idempotent."""
-        slot = self.slots.pop(key, None)
-        if slot is None:
-            return
+        slot = self.slots.pop(key)
         if (row := int(self.columns["counts_row"][slot])) >= 0:
             self.output_counts.give(row)
             self.in_prompt.give(row)

@@ -1,0 +1,79 @@
+"""From settings to an engine that can run: config, weights, cache, scheduler, sampler, and what the worker announces.
+
+Owns what is logged about capacity at start. The one place where the parts of the engine are put together.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from engine.config.capacity import CapacityPlan, plan_capacity
+from engine.config.engine import EngineConfig
+from engine.config.model import ModelConfig
+from engine.model.kv_pool import KvPool
+from engine.model.load import load_model
+from engine.runtime.loop import Loop, Progress
+from engine.runtime.runner import Runner
+from engine.runtime.sampler import Sampler
+from engine.sched.scheduler import Scheduler
+from engine.wire.messages import PROTOCOL_VERSION, GroupCapacity, Ready
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+log = logging.getLogger(__name__)
+
+
+class Built(NamedTuple):
+    loop: Loop
+    ready: Ready
+
+
+def pick_device(wanted: str) -> str:
+    if wanted == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return wanted
+
+
+def build(folder: Path, engine: EngineConfig, worker_id: str) -> Built:
+    model_config = ModelConfig.from_folder(folder)
+    device = torch.device(engine.device)
+    model = load_model(folder, model_config, device, _DTYPES[engine.dtype], engine.max_model_len)
+    plan = plan_capacity(model_config, engine, _free_bytes(device))
+    log.info("%s in %s on %s\n%s", folder, engine.dtype, engine.device, plan.report())
+    sampler = Sampler(model_config.vocab_size, device, engine.seed)
+    scheduler = Scheduler(engine, plan)
+    loop = Loop(scheduler, Runner(model, KvPool(plan, device), plan, sampler), model_config.vocab_size, Progress())
+    return Built(loop, _announcement(folder, engine, plan, model_config, worker_id))
+
+
+def _announcement(folder: Path, engine: EngineConfig, plan: CapacityPlan, model: ModelConfig, worker_id: str) -> Ready:
+    return Ready(
+        protocol_version=PROTOCOL_VERSION,
+        worker_id=worker_id,
+        pid=os.getpid(),
+        device=engine.device,
+        dtype=engine.dtype,
+        model_path=str(folder),
+        vocab_size=model.vocab_size,
+        max_model_len=plan.max_model_len,
+        max_num_seqs=plan.max_num_seqs,
+        max_num_batched_tokens=plan.max_num_batched_tokens,
+        page_size=plan.page_size,
+        cache_bytes=plan.cache_bytes,
+        groups=tuple(GroupCapacity(group.name, group.bytes_per_token, group.grows) for group in plan.groups),
+    )
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Memory that the weights left."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise OSError("/proc/meminfo does not say what memory is available")

@@ -1,0 +1,219 @@
+"""The worker's main loop: take what arrived, schedule, run, account, tell. Owns who gets which answer.
+
+Every accepted request ends in exactly one Finished or Failed, unless its gateway has left. Does not touch sockets
+(the mailroom's thread does) and knows nothing of tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from engine.runtime.mailroom import Arrived, Left, Letter, Stopping
+from engine.sched.batch import Output, ScheduledBatch
+from engine.sched.request import Request
+from engine.sched.scheduler import RefusedError, Scheduler
+from engine.wire.messages import (
+    Abort,
+    Beat,
+    Failed,
+    Finished,
+    Message,
+    Stop,
+    Submit,
+    TokenLogprobs,
+    Tokens,
+    ToWorker,
+)
+
+_NO_BATCH_WAIT_S = 0.005  # before the scheduler is asked again when it found nothing to run though requests wait
+
+log = logging.getLogger(__name__)
+
+
+class StepResult(NamedTuple):
+    """What a batch brought, for the requests that wanted it."""
+
+    tokens: dict[Request, int]
+    logprobs: dict[Request, TokenLogprobs]
+    prompt_logprobs: dict[Request, tuple[TokenLogprobs | None, ...]]  # complete ones
+
+
+class StepRunner(Protocol):
+    def run(self, batch: ScheduledBatch) -> StepResult: ...
+
+    def release_ended(self) -> None:
+        """Forgets what it keeps of requests that no longer run."""
+        ...
+
+    def is_fatal(self, error: Exception) -> bool:
+        """Whether the device is of no more use after this error."""
+        ...
+
+
+class Post(Protocol):
+    """The loop's side of the mailroom."""
+
+    @property
+    def inbox(self) -> queue.SimpleQueue[Letter]: ...
+
+    def post(self, peer: bytes, messages: Sequence[Message]) -> None: ...
+
+
+class Progress:
+    """Counts what has been done, so that another thread can tell a slow step from one that hangs."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def stamp(self) -> None:
+        self.count += 1
+
+
+class Loop:
+    def __init__(self, scheduler: Scheduler, runner: StepRunner, vocab_size: int, progress: Progress) -> None:
+        self._scheduler = scheduler
+        self._runner = runner
+        self._vocab_size = vocab_size
+        self._progress = progress
+        self._owners: dict[str, bytes] = {}  # of the living requests
+        self._outgoing: defaultdict[bytes, list[Message]] = defaultdict(list)
+        self._figures = scheduler.figures()
+        self._busy = False
+        self._stopping: Stopping | None = None
+
+    def beat(self) -> Beat:
+        """From any thread."""
+        return Beat(self._progress.count, self._busy, *self._figures)
+
+    def run(self, post: Post) -> bool:
+        """Until told to stop. False if it had to end unasked."""
+        wait_s: float | None = None
+        try:
+            while self._stopping is None:
+                self._take_letters(post.inbox, wait_s)
+                wait_s = self._step()
+                self._send(post)
+            return not self._stopping.failed
+        finally:
+            for request_id in tuple(self._owners):
+                self._fail(request_id, "engine_dead", "the worker is shutting down")
+            self._send(post)
+
+    # ---- in
+
+    def _take_letters(self, inbox: queue.SimpleQueue[Letter], wait_s: float | None) -> None:
+        """All that have arrived; waits so long for the first, None: for ever."""
+        with contextlib.suppress(queue.Empty):
+            self._take(inbox.get(timeout=wait_s) if wait_s != 0 else inbox.get_nowait())
+            while self._stopping is None:
+                self._take(inbox.get_nowait())
+        for finished in self._scheduler.expire():
+            self._tell_end(finished)
+
+    def _take(self, letter: Letter) -> None:
+        self._progress.stamp()
+        if isinstance(letter, Arrived):
+            self._handle(letter.peer, letter.message)
+        elif isinstance(letter, Left):
+            for request_id in [name for name, owner in self._owners.items() if owner == letter.peer]:
+                self._scheduler.drop(request_id)
+                del self._owners[request_id]
+            self._outgoing.pop(letter.peer, None)
+        else:
+            self._stopping = letter
+
+    def _handle(self, peer: bytes, message: ToWorker) -> None:
+        if isinstance(message, Submit):
+            self._submit(peer, message)
+        elif self._owners.get(message.request_id) != peer:
+            return  # it is over, and its end is on the way
+        elif isinstance(message, Abort):
+            self._tell_end(self._scheduler.abort(message.request_id))
+        elif isinstance(message, Stop):
+            self._tell_end(self._scheduler.stop(message.request_id, message.index, message.num_tokens))
+
+    def _submit(self, peer: bytes, submit: Submit) -> None:
+        try:
+            ids = submit.prompt_ids
+            if ids and not 0 <= min(ids) <= max(ids) < self._vocab_size:
+                raise RefusedError("invalid_value", f"token ids must be from 0 to {self._vocab_size - 1}")
+            self._scheduler.submit(submit)
+        except RefusedError as error:
+            self._outgoing[peer].append(Failed(submit.request_id, error.code, str(error)))
+        else:
+            self._owners[submit.request_id] = peer
+
+    # ---- a step
+
+    def _step(self) -> float | None:
+        """How long the loop may then wait for letters."""
+        if self._stopping is not None:
+            return 0
+        self._busy = self._scheduler.has_work
+        batch = self._scheduler.schedule() if self._busy else None
+        if batch is not None:
+            self._run(batch)
+            self._busy = self._scheduler.has_work
+        self._figures = self._scheduler.figures()
+        if not self._busy:
+            return None
+        return 0 if batch is not None else _NO_BATCH_WAIT_S
+
+    def _run(self, batch: ScheduledBatch) -> None:
+        try:
+            result = self._runner.run(batch)
+        except Exception as error:  # noqa: BLE001  the one broad except: whatever a batch dies of, the others live on
+            self._fail_batch(batch, error)
+        else:
+            self._progress.stamp()
+            for output in self._scheduler.advance(batch, result.tokens):
+                self._tell(output, result)
+        self._runner.release_ended()
+
+    def _fail_batch(self, batch: ScheduledBatch, error: Exception) -> None:
+        request_ids = dict.fromkeys(item.request.request_id for item in batch.items)
+        log.error("a step failed, and with it %s", ", ".join(request_ids), exc_info=error)
+        for request_id in request_ids:
+            self._fail(request_id, "internal_error", "the engine failed in a step of this request")
+        if self._runner.is_fatal(error):
+            log.critical("the device is of no more use after this error: the worker stops")
+            self._stopping = Stopping(failed=True)
+
+    # ---- out
+
+    def _tell(self, output: Output, result: StepResult) -> None:
+        request = output.request
+        peer = self._owners[request.request_id]
+        logprobs = result.logprobs.get(request)
+        tokens = Tokens(
+            request.request_id,
+            request.index,
+            () if output.token is None else (output.token,),
+            None if logprobs is None else (logprobs,),
+            output.finish_reason,
+            result.prompt_logprobs.get(request),
+        )
+        self._outgoing[peer].append(tokens)
+        self._tell_end(output.finished)
+
+    def _tell_end(self, finished: Finished | None) -> None:
+        if finished is not None:
+            self._outgoing[self._owners.pop(finished.request_id)].append(finished)
+
+    def _fail(self, request_id: str, code: str, message: str) -> None:
+        self._scheduler.drop(request_id)
+        if (peer := self._owners.pop(request_id, None)) is not None:
+            self._outgoing[peer].append(Failed(request_id, code, message))
+
+    def _send(self, post: Post) -> None:
+        for peer, messages in self._outgoing.items():
+            if messages:
+                post.post(peer, messages)
+                messages.clear()

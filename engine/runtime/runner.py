@@ -1,0 +1,116 @@
+"""One batch through the model: input arrays, forward pass, logits of the rows that need them, sampled tokens.
+
+Owns the sampler, the step's buffers and the prompt log-probabilities under way. Does not choose what is in a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from engine.config.capacity import CapacityPlan
+from engine.model.context import ForwardContext
+from engine.model.decoder import TextModel
+from engine.model.kv_pool import KvPool
+from engine.runtime.logprobs import token_logprobs
+from engine.runtime.loop import StepResult
+from engine.runtime.sampler import Sampler
+from engine.runtime.step_inputs import StepInputBuilder, StepInputs
+from engine.sched.batch import Scheduled, ScheduledBatch
+from engine.sched.request import Request, State
+from engine.wire.messages import TokenLogprobs
+
+_PROMPT_ROWS_AT_ONCE = 256  # bounds the logits [rows, vocab] in memory
+
+
+class Runner:
+    def __init__(self, model: TextModel, pool: KvPool, plan: CapacityPlan, sampler: Sampler) -> None:
+        self._model = model
+        self._pool = pool
+        self._sampler = sampler
+        self._device = model.device
+        self._inputs = StepInputBuilder(
+            plan.page_size, plan.max_model_len, plan.max_num_seqs, plan.max_num_batched_tokens
+        )
+        self._prompt_logprobs: dict[Request, list[TokenLogprobs | None]] = {}
+
+    @torch.inference_mode()
+    def run(self, batch: ScheduledBatch) -> StepResult:
+        requests = [item.request for item in batch.items]
+        inputs = self._inputs.build(requests, batch.items)
+        context = self._context(inputs, batch.num_decodes)
+        hidden = self._model.forward(self._to_device(inputs.token_ids), context, self._pool)
+        prompt_logprobs = self._read_prompts(batch, inputs, hidden)
+        sampling = [row for row, item in enumerate(batch.items) if item.samples]
+        if not sampling:
+            return StepResult({}, {}, prompt_logprobs)
+        last_rows = np.array([inputs.query_starts[row + 1] - 1 for row in sampling])
+        logits = self._model.logits(hidden[self._to_device(last_rows)])
+        sampled = self._sample(logits, [requests[row] for row in sampling])
+        return StepResult(*sampled, prompt_logprobs)
+
+    def release_ended(self) -> None:
+        self._inputs.keep(lambda request: request.state is State.RUNNING)
+        self._sampler.keep(lambda request: request.state is not State.ENDED)
+        for request in [one for one in self._prompt_logprobs if one.state is State.ENDED]:
+            del self._prompt_logprobs[request]
+
+    def is_fatal(self, error: Exception) -> bool:
+        """A GPU that reported anything but a lack of memory goes on reporting it."""
+        return self._device.type == "cuda" and not isinstance(error, torch.OutOfMemoryError | ValueError)
+
+    def _context(self, inputs: StepInputs, num_decodes: int) -> ForwardContext:
+        return ForwardContext(
+            positions=self._to_device(inputs.positions),
+            query_starts=inputs.query_starts,
+            seq_lens=inputs.seq_lens,
+            num_decodes=num_decodes,
+            dsa_slots=self._to_device(inputs.dsa_slots),
+            swa_slots=self._to_device(inputs.swa_slots),
+            dsa_table=self._to_device(inputs.dsa_table),
+            swa_table=self._to_device(inputs.swa_table),
+        )
+
+    def _sample(
+        self, logits: torch.Tensor, requests: Sequence[Request]
+    ) -> tuple[dict[Request, int], dict[Request, TokenLogprobs]]:
+        for request in requests:
+            if request not in self._sampler:
+                self._sampler.add(request, request.sampling, request.index, request.tokens)
+        token_ids, entries = self._sampler.sample(logits, requests)
+        tokens = dict(zip(requests, token_ids, strict=True))
+        if entries is None:
+            return tokens, {}
+        return tokens, {request: entry for request, entry in zip(requests, entries, strict=True) if entry is not None}
+
+    def _read_prompts(
+        self, batch: ScheduledBatch, inputs: StepInputs, hidden: torch.Tensor
+    ) -> dict[Request, tuple[TokenLogprobs | None, ...]]:
+        """Those that are complete with this step."""
+        complete = {}
+        for item, start in zip(batch.items, inputs.query_starts, strict=False):
+            if not item.request.reads_prompt:
+                continue
+            if item.start == 0:  # also when it was preempted half way
+                self._prompt_logprobs[item.request] = [None]
+            entries = self._prompt_logprobs[item.request]
+            entries += self._prompt_entries(item, hidden[start : start + item.num_tokens])
+            if len(entries) == item.request.num_prompt:
+                complete[item.request] = tuple(self._prompt_logprobs.pop(item.request))
+        return complete
+
+    def _prompt_entries(self, item: Scheduled, hidden: torch.Tensor) -> list[TokenLogprobs]:
+        """Of the tokens that follow those of `item` in the prompt."""
+        following = item.request.tokens[item.start + 1 : item.start + 1 + item.num_tokens]
+        wanted = item.request.sampling.prompt_logprobs or 0
+        entries = []
+        for first in range(0, len(following), _PROMPT_ROWS_AT_ONCE):
+            targets = self._to_device(np.array(following[first : first + _PROMPT_ROWS_AT_ONCE]))
+            logits = self._model.logits(hidden[first : first + len(targets)])
+            entries += token_logprobs(logits.log_softmax(-1), targets, [wanted] * len(targets))
+        return entries
+
+    def _to_device(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device)

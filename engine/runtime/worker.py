@@ -1,0 +1,115 @@
+"""The worker's process: flags → engine → Ready → loop → ordered stop. Started by command line, never imported by a
+gateway. The only place of the engine that looks at the environment, which decides nothing but how torch's threads wait.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.config.engine import EngineConfig
+from engine.runtime.mailroom import Mailroom, Stopping
+from engine.wire.channel import RouterEnd, WireKey
+
+if TYPE_CHECKING:
+    from engine.runtime.build import Built
+
+EXIT_FAILED = 1
+EXIT_REFUSED = 2  # a flag, the checkpoint or the address is wrong: starting again would not help
+_PARENT_CHECK_S = 1.0
+
+log = logging.getLogger(__name__)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    flags = _parser().parse_args(arguments)
+    logging.basicConfig(
+        stream=sys.stderr, level=flags.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    try:
+        router = RouterEnd(flags.listen, WireKey.from_file(flags.wire_key) if flags.wire_key else None)
+        built = _build(flags)
+    except (ValueError, OSError) as error:
+        log.critical("cannot start: %s", error)
+        return EXIT_REFUSED
+    mailroom = Mailroom(router, built.ready, built.loop.beat)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: mailroom.inbox.put(Stopping()))
+    if flags.parent_pid is not None:
+        threading.Thread(target=_stop_after_parent, args=(flags.parent_pid, mailroom), daemon=True).start()
+    # What lives as long as the process need not be looked through by the collector in the middle of a step.
+    gc.collect()
+    gc.freeze()
+    mailroom.start()
+    log.info("ready on %s, process %d", flags.listen, built.ready.pid)
+    try:
+        return 0 if built.loop.run(mailroom) else EXIT_FAILED
+    finally:
+        mailroom.close()
+
+
+def _build(flags: argparse.Namespace) -> Built:
+    # Before torch is loaded, with which its thread pool comes: threads that wait for work must not spin, or every
+    # operation waits for whoever else uses the cores (100 times as long on two busy ones).
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    import torch
+
+    from engine.runtime.build import build, pick_device
+
+    torch.set_num_threads(flags.threads or len(os.sched_getaffinity(0)))
+    engine = EngineConfig.for_device(
+        pick_device(flags.device),  # type: ignore[arg-type]
+        dtype=None if flags.dtype == "auto" else flags.dtype,
+        kv_cache_dtype=flags.kv_cache_dtype,
+        max_model_len=flags.max_model_len,
+        max_num_seqs=flags.max_num_seqs,
+        max_num_batched_tokens=flags.max_num_batched_tokens,
+        gpu_memory_utilization=flags.gpu_memory_utilization,
+        cache_bytes=flags.kv_cache_memory_bytes,
+        enable_prefix_caching=flags.enable_prefix_caching,
+        seed=flags.seed,
+    )
+    return build(flags.model, engine, flags.worker_id or f"worker-{os.getpid()}")
+
+
+def _stop_after_parent(parent_pid: int, mailroom: Mailroom) -> None:
+    while os.getppid() == parent_pid:
+        time.sleep(_PARENT_CHECK_S)
+    log.warning("process %d, which started this worker, is gone: stopping", parent_pid)
+    mailroom.inbox.put(Stopping())
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="dots3 worker", description="Serve a checkpoint's engine to gateways.")
+    add = parser.add_argument
+    add("--listen", required=True, metavar="ADDRESS", help="ipc://PATH or tcp://HOST:PORT")
+    add("--model", required=True, type=Path, metavar="FOLDER")
+    add("--wire-key", type=Path, metavar="FILE", help="a secret shared with the gateways; needed on TCP off loopback")
+    add("--worker-id", metavar="NAME")
+    add("--parent-pid", type=int, metavar="PID", help="stop when this parent process is gone")
+    add("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    add("--dtype", default="auto", choices=("auto", "bfloat16", "float32"), help="auto: float32 on CPU")
+    add("--kv-cache-dtype", default="auto", choices=("auto", "fp8"))
+    add("--threads", type=int, metavar="N", help="of torch on the CPU; default: the cores this process may use")
+    add("--max-model-len", type=int, metavar="TOKENS")
+    add("--max-num-seqs", type=int, metavar="N")
+    add("--max-num-batched-tokens", type=int, metavar="TOKENS")
+    add("--gpu-memory-utilization", type=float, metavar="SHARE")
+    add("--kv-cache-memory-bytes", type=int, metavar="BYTES")
+    add("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True)
+    add("--seed", type=int, help="of requests that bring none")
+    add("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
