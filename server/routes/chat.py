@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from engine.wire.messages import Ready
 from server.deps import Body, BodyDep, Gateway, GatewayDep
 from server.formats.chat import ChatBody, ChatStream
 from server.formats.json_pieces import Head, Wishes
@@ -17,6 +18,7 @@ from server.prompt import ValidRequest
 from server.routes.answer import Answer, Job, Limits
 from server.routes.api_page import ERRORS, request_of
 from server.schemas.chat import ChatRequest, read_chat
+from server.schemas.refusal import PassedOver
 
 router = APIRouter()
 
@@ -28,9 +30,8 @@ async def chat_completions(gateway: GatewayDep, body: BodyDep) -> Response:
     ready = gateway.ready()
     with ExitStack() as permit:
         permit.enter_context(gateway.admission.enter())
-        request, valid, warnings = await body.run(
-            lambda: _prepared(gateway, body, ready.max_model_len, ready.vocab_size)
-        )
+        request, valid, passed_over = await body.run(lambda: _prepared(gateway, body, ready))
+        gateway.metrics.ignored_keys.inc(sum(passed_over))
         head = Head(f"chatcmpl-{request.request_id or valid.request_id}", int(time.time()), gateway.model)
         wishes = Wishes(request.include_usage, request.return_token_ids, request.logprobs)
         prompt_ids = valid.prompt_ids if request.return_token_ids else None
@@ -42,15 +43,13 @@ async def chat_completions(gateway: GatewayDep, body: BodyDep) -> Response:
             clock=clock,
             permit=permit.pop_all(),
             limits=Limits(gateway.settings.request_timeout, gateway.settings.write_timeout),
-            warnings=warnings,
+            warnings=passed_over.warnings,
         )
     return Answer(job)
 
 
-def _prepared(
-    gateway: Gateway, body: Body, max_model_len: int, vocab_size: int
-) -> tuple[ChatRequest, ValidRequest, list[str]]:
-    request, warnings = read_chat(body.fields(), body.refuse_unknown)
+def _prepared(gateway: Gateway, body: Body, ready: Ready) -> tuple[ChatRequest, ValidRequest, PassedOver]:
+    request, passed_over = read_chat(body.fields(), body.refuse_unknown)
     gateway.check_model(request.model)
-    valid = gateway.prompts.chat(request, uuid.uuid4().hex, max_model_len, vocab_size)
-    return request, valid, warnings
+    valid = gateway.prompts.chat(request, uuid.uuid4().hex, ready.max_model_len, ready.vocab_size)
+    return request, valid, passed_over

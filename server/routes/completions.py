@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from engine.wire.messages import Ready
 from server.deps import Body, BodyDep, Gateway, GatewayDep
 from server.formats.completions import CompletionBody, CompletionStream, PromptShown
 from server.formats.json_pieces import Head, Wishes
@@ -18,6 +19,7 @@ from server.routes.answer import Answer, Job, Limits
 from server.routes.api_page import ERRORS, request_of
 from server.routes.several import Deltas, side_by_side
 from server.schemas.completions import CompletionRequest, read_completion
+from server.schemas.refusal import PassedOver
 
 router = APIRouter()
 
@@ -29,9 +31,8 @@ async def completions(gateway: GatewayDep, body: BodyDep) -> Response:
     ready = gateway.ready()
     with ExitStack() as permit:
         permit.enter_context(gateway.admission.enter())
-        request, valid, warnings = await body.run(
-            lambda: _prepared(gateway, body, ready.max_model_len, ready.vocab_size)
-        )
+        request, valid, passed_over = await body.run(lambda: _prepared(gateway, body, ready))
+        gateway.metrics.ignored_keys.inc(sum(passed_over))
         head = Head(f"cmpl-{request.request_id or uuid.uuid4().hex}", int(time.time()), gateway.model)
         wishes = Wishes(request.include_usage, request.return_token_ids, request.logprobs is not None)
         prompts = [
@@ -48,21 +49,19 @@ async def completions(gateway: GatewayDep, body: BodyDep) -> Response:
             clock=clock,
             permit=permit.pop_all(),
             limits=Limits(gateway.settings.request_timeout, gateway.settings.write_timeout),
-            warnings=warnings,
+            warnings=passed_over.warnings,
         )
     return Answer(job)
 
 
-def _prepared(
-    gateway: Gateway, body: Body, max_model_len: int, vocab_size: int
-) -> tuple[CompletionRequest, list[ValidRequest], list[str]]:
-    request, warnings = read_completion(body.fields(), body.refuse_unknown)
+def _prepared(gateway: Gateway, body: Body, ready: Ready) -> tuple[CompletionRequest, list[ValidRequest], PassedOver]:
+    request, passed_over = read_completion(body.fields(), body.refuse_unknown)
     gateway.check_model(request.model)
     valid = [
-        gateway.prompts.completion(request, prompt, uuid.uuid4().hex, max_model_len, vocab_size)
+        gateway.prompts.completion(request, prompt, uuid.uuid4().hex, ready.max_model_len, ready.vocab_size)
         for prompt in request.prompts
     ]
-    return request, valid, warnings
+    return request, valid, passed_over
 
 
 def _begun(gateway: Gateway, valid: list[ValidRequest]) -> Deltas:

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from server.errors import RequestError, shown
 from server.schemas.messages import MessageReader
-from server.schemas.refusal import validated
+from server.schemas.refusal import PassedOver, validated
 from server.schemas.sampling import MAX_LOGPROBS, GenerationFields, fault
 
 _NO_THINKING = ("none", "minimal")
@@ -88,8 +88,7 @@ class ChatRequest(GenerationFields):
         return {name: value for name, value in self.chat_template_kwargs.items() if name != "enable_thinking"}
 
 
-def read_chat(fields: dict[str, Any], refuse_unknown: bool) -> tuple[ChatRequest, list[str]]:
-    """The request, and warnings about what was passed over."""
+def read_chat(fields: dict[str, Any], refuse_unknown: bool) -> tuple[ChatRequest, PassedOver]:
     fields = {name: value for name, value in fields.items() if value is not None}
     if "messages" not in fields:
         raise RequestError("missing_field", "`messages` is required", "messages")
@@ -103,11 +102,8 @@ def read_chat(fields: dict[str, Any], refuse_unknown: bool) -> tuple[ChatRequest
         raise RequestError(
             "unsupported_parameter", "`structured_outputs` is not supported in this version", "structured_outputs"
         )
-    request, unknown = validated(ChatRequest, fields, refuse_unknown)
-    warnings = [f"ignored unknown fields: {len(unknown)}"] if unknown else []
-    if reader.ignored:
-        warnings.append(f"ignored unknown keys inside messages or tools: {reader.ignored}")
-    return request, warnings
+    request, passed_over = validated(ChatRequest, fields, refuse_unknown)
+    return request, passed_over._replace(keys=reader.ignored)
 
 
 def _take_functions(fields: dict[str, Any]) -> None:

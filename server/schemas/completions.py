@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field, field_validator, model_validator
 
 from server.errors import RequestError, shown
-from server.schemas.refusal import validated
+from server.schemas.refusal import PassedOver, validated
 from server.schemas.sampling import MAX_LOGPROBS, MAX_TOKEN_ID, GenerationFields, fault
 
 MAX_PROMPTS = 128
@@ -74,10 +74,8 @@ def _check_ids(prompt: Any) -> None:
             raise fault(f"must hold token ids from 0 to {MAX_TOKEN_ID}, got {shown(token)}")
 
 
-def read_completion(fields: dict[str, Any], refuse_unknown: bool) -> tuple[CompletionRequest, list[str]]:
-    """The request, and warnings about what was passed over."""
+def read_completion(fields: dict[str, Any], refuse_unknown: bool) -> tuple[CompletionRequest, PassedOver]:
     for name, reason in _REFUSED.items():
         if fields.get(name) is not None:
             raise RequestError("unsupported_parameter", f"`{name}` is refused: {reason}", name)
-    request, unknown = validated(CompletionRequest, fields, refuse_unknown)
-    return request, [f"ignored unknown fields: {len(unknown)}"] if unknown else []
+    return validated(CompletionRequest, fields, refuse_unknown)

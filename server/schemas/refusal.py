@@ -6,7 +6,7 @@ Owns which top-level fields are ignored on purpose and how a validation error re
 from __future__ import annotations
 
 import difflib
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -47,8 +47,19 @@ _MAX_NAMED = 8
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def validated(model: type[Model], fields: dict[str, Any], refuse_unknown: bool) -> tuple[Model, list[str]]:
-    """The request, and the names of unknown fields that were passed over."""
+class PassedOver(NamedTuple):
+    """How much of a request had no effect and was not refused either."""
+
+    fields: int = 0  # unknown ones at the top
+    keys: int = 0  # unknown ones inside messages and tools
+
+    @property
+    def warnings(self) -> list[str]:
+        told = [("unknown fields", self.fields), ("unknown keys inside messages or tools", self.keys)]
+        return [f"ignored {what}: {count}" for what, count in told if count]
+
+
+def validated(model: type[Model], fields: dict[str, Any], refuse_unknown: bool) -> tuple[Model, PassedOver]:
     present = {name: value for name, value in fields.items() if value is not None and name not in IGNORED_FIELDS}
     unknown = [name for name in present if name not in model.model_fields]
     if unknown and refuse_unknown:
@@ -56,7 +67,7 @@ def validated(model: type[Model], fields: dict[str, Any], refuse_unknown: bool) 
     for name in unknown:
         del present[name]
     try:
-        return model.model_validate(present), unknown
+        return model.model_validate(present), PassedOver(fields=len(unknown))
     except ValidationError as error:
         raise _refusal(error.errors(include_url=False, include_context=True)[0]) from error
 
