@@ -81,7 +81,7 @@ def film_talk(split: str, index: int) -> Conversation:
         if sum(counts) == 1:
             asked.append([about_the_tone(rng, scenes, plan, counts)])
         wave = soundtrack(rng, plan, starts_s, min(length_s, 0.3) if sound == "tones" else length_s)
-    turns = mixed(rng, [[Turn(*exchange) for exchange in kind] for kind in asked], rng.randint(3, 6))
+    turns = mixed(rng, [[Turn(*exchange) for exchange in kind] for kind in asked], rng.randint(4, 6))
     made = messages(turns, thinking)
     made[0]["content"] = around(rng, "video", turns[0].question)
     return Conversation("film_talk", made, thinking=thinking, media=(project(scenes, plan, wave),))

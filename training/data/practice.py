@@ -234,8 +234,8 @@ def _copies(rng: random.Random) -> list[Turn]:
     words = rng.sample(WORDS, rng.randint(20, 80))
     between = rng.choice(SEPARATORS)
     turns = []
-    for _ in range(rng.randint(1, 3)):
-        question, part = rng.choice((_all, _from, _until, _inside))(rng, words)
+    for ask in rng.sample((_all, _from, _until, _inside), rng.randint(1, 3)):
+        question, part = ask(rng, words)
         turns.append(Turn(question, f"It begins with {part[0]} and ends with {part[-1]}.", join(between, part)))
     text = join(between, words)
     order = rng.choice(("{text}\n\n{question}", "{question}{gap}{text}"))
