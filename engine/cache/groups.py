@@ -132,10 +132,16 @@ class HybridCache:
 
     def end(self, pages: SequencePages, resumes: bool) -> None:
         """Gives everything back. The last pages go first, so that what is left of the sequence stays a prefix."""
+        node = None
         for number in reversed(range(len(pages.dsa))):
+            node = pages.tail if number == pages.num_indexed - 1 else node and node.parent
             self._pool.release(DSA, pages.dsa[number], warm=True)
             if number >= pages.first_swa:
                 self._pool.release(SWA, pages.swa[number], warm=resumes or number in pages.kept)
+            elif number in pages.kept and node is not None and node.pages[SWA] != NO_PAGE:
+                self._pool.touch(
+                    SWA, node.pages[SWA]
+                )  # or it would go before the DSA pages that are worth nothing alone
         if pages.tail is not None:
             self._index.let_go(pages.tail)
         pages.dsa, pages.swa, pages.tail, pages.capacity = [], [], None, 0
@@ -166,7 +172,8 @@ class HybridCache:
     def check_integrity(self, sequences: Iterable[SequencePages]) -> None:
         """For tests. `sequences`: all that have begun and not ended."""
         self._pool.check_integrity()
-        self._index.check_integrity()
+        sequences = list(sequences)
+        self._index.check_integrity([pages.tail for pages in sequences if pages.tail is not None])
         users: tuple[dict[int, int], dict[int, int]] = ({}, {})
         for pages in sequences:
             assert len(pages.dsa) == len(pages.swa)

@@ -123,6 +123,12 @@ class PagePool:
             if not slab.warm:
                 own.idle.move_to_end(slab.number, last=False)
 
+    def touch(self, group: Group, page: int) -> None:
+        """A cached page is warm, and as if released now; a used one is left alone."""
+        if self._groups[group].users[page] == 0:
+            self.share(group, page)
+            self.release(group, page, warm=True)
+
     def mark_indexed(self, group: Group, page: int) -> None:
         """Its content can be found from now on: when its last user leaves, it is kept as long as there is room."""
         self._groups[group].indexed[page] = 1

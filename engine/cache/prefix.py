@@ -114,12 +114,13 @@ class PrefixIndex:
             del parent.children[node.key]
             node = parent
 
-    def check_integrity(self) -> None:
-        """For tests: nodes and pages point at each other, and no node is there for nothing."""
+    def check_integrity(self, held: Sequence[Node]) -> None:
+        """For tests: nodes and pages point at each other, and no node is there for nothing. `held`: by sequences."""
         waiting = list(self._roots.values())
         found: tuple[dict[int, Node], dict[int, Node]] = ({}, {})
         while waiting:
             node = waiting.pop()
+            assert node.holders == sum(one is node for one in held)
             assert node.children or node.holders or node.pages != [NO_PAGE, NO_PAGE]
             for group in GROUPS:
                 if node.pages[group] != NO_PAGE:

@@ -1,4 +1,4 @@
-"""A model of no weights for scheduler tests: a row of the cache is a digest of all tokens up to it, and so is an answer.
+"""A model without weights for scheduler tests: a row of the cache is a digest of all tokens up to it; so are answers.
 
 It reads every row that attention would read, through the tables of the batch, and fails if one of them is not that of
 the request's own history: a page given away too early, found wrongly or never written cannot go unseen.
@@ -7,14 +7,13 @@ the request's own history: a page given away too early, found wrongly or never w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from engine.config.capacity import CapacityPlan, GroupPlan, RowPart
 from engine.config.engine import EngineConfig
 from engine.sched.batch import Output, Scheduled, ScheduledBatch
 from engine.sched.request import Request
 from engine.sched.scheduler import Scheduler
-from engine.wire.messages import FinishReason, Finished, Sampling, Submit
+from engine.wire.messages import Finished, FinishReason, Sampling, Submit
 
 VOCAB = 50
 STOP_ID = 7
@@ -124,14 +123,19 @@ class Run:
         self.finished: dict[str, Finished] = {}
         self.batches: list[ScheduledBatch] = []
 
-    def submit(self, request_id: str, prompt: Sequence[int], max_tokens: int = 8, **fields: object) -> None:
-        sampling = Sampling(max_tokens=max_tokens, stop_token_ids=(STOP_ID,))
+    def submit(
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        max_tokens: int = 8,
+        sampling: Sampling | None = None,
+        **fields: object,
+    ) -> None:
+        """`sampling` instead of `max_tokens` and the usual stop id."""
+        sampling = sampling or Sampling(max_tokens=max_tokens, stop_token_ids=(STOP_ID,))
         submit = Submit(request_id=request_id, prompt_ids=tuple(prompt), sampling=sampling, **fields)  # type: ignore[arg-type]
-        self.submit_message(submit)
-
-    def submit_message(self, submit: Submit) -> None:
         self.scheduler.submit(submit)
-        self.submits[submit.request_id] = submit
+        self.submits[request_id] = submit
 
     def take(self, finished: Finished | None) -> None:
         if finished is not None:
@@ -171,13 +175,3 @@ class Run:
         key = (request_id, index)
         expected = expected_answer(self.submits[request_id], index, self.plan.max_model_len)
         assert (self.answers.get(key, []), self.reasons[key]) == expected
-
-
-def with_sampling(submit: Submit, **changes: object) -> Submit:
-    values = {name: getattr(submit.sampling, name) for name in submit.sampling.__struct_fields__} | changes
-    fields = {name: getattr(submit, name) for name in submit.__struct_fields__}
-    return Submit(**(fields | {"sampling": Sampling(**values)}))
-
-
-def with_slabs(plan: CapacityPlan, num_slabs: int) -> CapacityPlan:
-    return replace(plan, num_slabs=num_slabs)
