@@ -26,8 +26,12 @@ from training.data.pictures import (
     picture_shape,
 )
 from training.data.practice import lookup_talk, needle_talk, recall, words_talk
+from training.data.result_talk import result_talk
+from training.data.schema_talk import schema_talk
 from training.data.sounds import sound_beeps, sound_order, sound_pitch, sound_speech
+from training.data.tool_practice import tool_steps, tool_talk
 from training.data.tools import tool_dialogue, tool_none, tool_parallel, tool_result, tool_single
+from training.data.value_talk import value_talk
 from training.data.words import copy, count, reverse, sort
 
 
@@ -80,6 +84,11 @@ _PRACTICE = (
     Task("needle_talk", needle_talk, 0.0, 6, "text"),
     Task("words_talk", words_talk, 0.0, 4, "text"),
     Task("recall", recall, 0.0, 4, "text"),
+    Task("tool_talk", tool_talk, 0.0, 8, "tools"),
+    Task("tool_steps", tool_steps, 0.0, 5, "tools"),
+    Task("schema_talk", schema_talk, 0.0, 4, "tools"),
+    Task("value_talk", value_talk, 0.0, 4, "tools"),
+    Task("result_talk", result_talk, 0.0, 3, "tools"),
     Task("picture_talk", picture_talk, 0.0, 5, "picture"),
     Task("film_talk", film_talk, 0.0, 8, "film"),
 )

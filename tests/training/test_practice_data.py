@@ -75,7 +75,10 @@ def items(make: Callable[[str, int], Conversation], num: int) -> Iterator[list[E
     return (exchanges(make("train", index)) for index in range(num))
 
 
-@pytest.mark.parametrize("task", PRACTICE.values(), ids=lambda task: task.name)
+# Practice in tools has turns of its own: test_tool_practice.py.
+@pytest.mark.parametrize(
+    "task", [task for task in PRACTICE.values() if task.kind != "tools"], ids=lambda task: task.name
+)
 class TestEveryKindOfPractice:
     def test_it_is_named_apart_from_the_tested_tasks(self, task: Task) -> None:
         assert PRACTICE[task.name] is task

@@ -14,8 +14,9 @@ import pytest
 
 from server.chat_template import ChatTemplate
 from training.data.conversation import Conversation
+from training.data.tool_exchanges import REFUSAL
 from training.data.tool_schemas import FIELDS, KINDS, TOPICS, VERBS, YES_NO, plural
-from training.data.tools import REFUSAL, tool_dialogue, tool_none, tool_parallel, tool_result, tool_single
+from training.data.tools import tool_dialogue, tool_none, tool_parallel, tool_result, tool_single
 
 TASKS = (tool_single, tool_parallel, tool_none, tool_result, tool_dialogue)
 NUM_ITEMS = 400

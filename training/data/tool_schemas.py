@@ -663,12 +663,16 @@ def _parameter(rng: random.Random, kind: Kind, style: str, required: bool, descr
 
 
 def _kinds(rng: random.Random, topic: Topic) -> list[str]:
-    """Kinds for one function, which share no name."""
+    """Kinds for one function."""
     pool = list(topic.kinds)
     if rng.random() < 0.2:
         pool.append(pick(rng, _COMMON))
     rng.shuffle(pool)
-    wanted = pick(rng, (0, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4))
+    return apart(pool, pick(rng, (0, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4)))
+
+
+def apart(pool: Sequence[str], wanted: int) -> list[str]:
+    """The first kinds that share no name, as many as wanted if there are."""
     chosen: list[str] = []
     used: set[str] = set()
     for key in pool:
@@ -680,8 +684,8 @@ def _kinds(rng: random.Random, topic: Topic) -> list[str]:
     return chosen
 
 
-def function(rng: random.Random, topic: Topic, verb: str, style: str) -> Function:
-    """One generated schema; style is snake, camel, dashed or dotted."""
+def function(rng: random.Random, topic: Topic, verb: str, style: str, kinds: Sequence[str] | None = None) -> Function:
+    """One generated schema; style is snake, camel, dashed or dotted. Kinds of its parameters are drawn if not given."""
     words = pick(rng, VERBS[verb].words) if rng.random() < 0.15 else verb
     noun = pick(rng, topic.synonyms) if topic.synonyms and rng.random() < 0.1 else topic.noun
     if VERBS[verb].article == "s" and not topic.mass:
@@ -693,7 +697,8 @@ def function(rng: random.Random, topic: Topic, verb: str, style: str) -> Functio
     description = capital(action(rng, topic, verb).words) + "."
     style = "camel" if style == "camel" else "snake"
     described = pick(rng, (None, None, "", f" of the {topic.noun}"))
-    parameters = [_parameter(rng, KINDS[k], style, rng.random() < 0.65, described) for k in _kinds(rng, topic)]
+    chosen = _kinds(rng, topic) if kinds is None else kinds
+    parameters = [_parameter(rng, KINDS[k], style, rng.random() < 0.65, described) for k in chosen]
     return Function(verb, topic, name, description, tuple(parameters))
 
 

@@ -1,0 +1,234 @@
+"""The practice in tools: what the prompt says decides every answer; and the examined tasks are what they were."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from server.chat_template import ChatTemplate
+from training.data.conversation import Conversation
+from training.data.result_talk import result_talk
+from training.data.schema_talk import schema_talk
+from training.data.tool_exchanges import REFUSAL
+from training.data.tool_practice import tool_steps, tool_talk
+from training.data.tools import tool_dialogue, tool_none, tool_parallel, tool_result, tool_single
+from training.data.value_talk import NOT_GIVEN, value_talk
+
+PRACTICE = (tool_talk, tool_steps, schema_talk, value_talk, result_talk)
+CALLING = (tool_talk, tool_steps, result_talk)
+NUM_ITEMS = 300
+TEMPLATE = Path(__file__).resolve().parents[1] / "fixtures" / "chat" / "chat_template.jinja"
+# Of the first 200 items: a change of these moves the examined tasks away from what a checkpoint was trained for.
+EXAMINED = {
+    ("tool_single", "train"): "13570633b395ae8b66e965abe45d0a598b63d3d6fd94b16c57b7a5946e2afc61",
+    ("tool_single", "test"): "066c19c7e8545b96b95ad5297264b95c2ce77025da6ba6999536939b07cb86e2",
+    ("tool_parallel", "train"): "49e858a7b25597866f590a96ea1fe173509a7b6014c1d7da5aa3c349b86ec671",
+    ("tool_parallel", "test"): "2c2fd02bc096b130f8b49ce09e57896b4647c0c4272c7c9661d8853622e589ed",
+    ("tool_none", "train"): "fbfb1b0bedd8fff0e2cd3aa73df88fa4ecd6c285d7a4a4e83f05bd66bda8a735",
+    ("tool_none", "test"): "b75dd347294a56983f0f890937f7f4f403d06309dd74064f46812cd97a6136ef",
+    ("tool_result", "train"): "cce7a013a0eec8ca1bf8f9947c322934ebdb1d040a427f5928f320e0b2933aa2",
+    ("tool_result", "test"): "2716e7fde3e42addd4957dd9471e4022639cb1cec44409274d23e555500c7274",
+    ("tool_dialogue", "train"): "45152cce1d048e57818ba49c021c38b139429353d4b2496a4f069ddf0753ed8f",
+    ("tool_dialogue", "test"): "c83556f56708e5e1aa9a892e6e819c86a8207fa7bdf9777c8ec4f30f40e25b09",
+}
+
+
+def items(task: Any, split: str = "test") -> list[Conversation]:
+    return [task(split, index) for index in range(NUM_ITEMS)]
+
+
+def turns_of(conversation: Conversation) -> list[tuple[str, str]]:
+    """What the user said and the answer, for each exchange."""
+    turns = []
+    for message in conversation.messages:
+        if message["role"] == "user":
+            said = message["content"]
+        elif message["role"] == "assistant" and not message.get("tool_calls"):
+            turns.append((said, message["content"]))
+    return turns
+
+
+def parts_of(value: Any) -> list[str]:
+    """The values that a text of JSON or words consists of."""
+    if isinstance(value, dict | list):
+        return [part for inner in (value.values() if isinstance(value, dict) else value) for part in parts_of(inner)]
+    return [value if isinstance(value, str) else json.dumps(value)]
+
+
+def spoken(answer: str) -> list[str]:
+    """The values of an answer, which are JSON if it is a list or an object."""
+    return parts_of(json.loads(answer)) if answer[0] in '[{"' and answer[-1] in "]}" else [answer]
+
+
+@pytest.mark.parametrize("task", [tool_single, tool_parallel, tool_none, tool_result, tool_dialogue])
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_the_examined_tasks_are_what_they_were(task: Any, split: str) -> None:
+    digest = hashlib.sha256()
+    for conversation in (task(split, index) for index in range(200)):
+        parts = [conversation.task, conversation.messages, conversation.tools, conversation.thinking]
+        digest.update(json.dumps(parts, ensure_ascii=False).encode())
+    assert digest.hexdigest() == EXAMINED[task.__name__, split]
+
+
+@pytest.mark.parametrize("task", PRACTICE)
+def test_an_item_is_the_same_each_time_and_differs_between_splits(task: Any) -> None:
+    assert items(task)[:50] == items(task)[:50]
+    assert items(task)[:50] != items(task, "train")[:50]
+
+
+@pytest.mark.parametrize("task", PRACTICE)
+def test_every_assistant_turn_has_its_thought_or_none_has(task: Any) -> None:
+    conversations = items(task)
+    for conversation in conversations:
+        assert conversation.messages[-1]["role"] == "assistant"
+        for message in conversation.messages:
+            if message["role"] == "assistant":
+                assert ("reasoning_content" in message) == conversation.thinking
+                assert bool(message["content"]) != bool(message.get("tool_calls"))
+    assert 0.4 < sum(conversation.thinking for conversation in conversations) / NUM_ITEMS < 0.6
+
+
+@pytest.mark.parametrize("task", CALLING)
+def test_every_call_fits_its_schema_and_every_value_was_said_as_it_stands(task: Any) -> None:
+    for conversation in items(task):
+        declared = {tool["function"]["name"]: tool["function"]["parameters"] for tool in conversation.tools or []}
+        said = ""
+        for message in conversation.messages:
+            said += message["content"] if message["role"] == "user" else ""
+            for call in message.get("tool_calls", []):
+                name, arguments = call["function"]["name"], call["function"]["arguments"]
+                jsonschema.Draft202012Validator(declared[name]).validate(arguments)
+                assert list(arguments) == [key for key in declared[name]["properties"] if key in arguments]
+                assert all(value in said for value in parts_of(arguments) if value not in ("true", "false"))
+
+
+def test_a_talk_has_three_to_five_requests_and_ends_with_an_answer() -> None:
+    num_calls = 0
+    for conversation in items(tool_talk):
+        assert 3 <= sum(message["role"] == "user" for message in conversation.messages) <= 5
+        assert conversation.messages[-1]["content"]
+        num_calls += sum(len(message.get("tool_calls", [])) for message in conversation.messages)
+    assert num_calls / NUM_ITEMS > 2.5
+
+
+def test_a_step_is_one_turn_of_calls_or_a_refusal() -> None:
+    wanted = [conversation.messages[-1] for conversation in items(tool_steps)]
+    assert all(message.get("tool_calls") or message["content"] == REFUSAL for message in wanted)
+    assert {len(message.get("tool_calls", [])) for message in wanted} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("task", [schema_talk, value_talk, result_talk])
+def test_no_question_comes_twice(task: Any) -> None:
+    for conversation in items(task):
+        questions = [question for question, _ in turns_of(conversation)]
+        assert len(set(questions)) == len(questions) <= 8
+    assert sum(len(turns_of(conversation)) for conversation in items(task)) / NUM_ITEMS > 3.5
+
+
+def test_questions_about_a_schema_are_answered_from_it() -> None:
+    seen = set()
+    for conversation in items(schema_talk):
+        schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in conversation.tools or []}
+        for question, answer in turns_of(conversation):
+            for pattern, wanted in SCHEMA_ANSWERS.items():
+                if found := re.fullmatch(pattern, question):
+                    assert answer == wanted(schemas, *found.groups())
+                    seen.add(pattern)
+            if re.match("Which function .*(this|can|need)", question):
+                assert answer in schemas or answer == REFUSAL
+    assert seen == set(SCHEMA_ANSWERS)
+
+
+def listed(names: Any) -> str:
+    return ", ".join(names) or "None."
+
+
+NAME = r"([\w.-]+)"
+SCHEMA_ANSWERS: dict[str, Any] = {
+    rf"Which parameters has {NAME}\?": lambda all_, f: listed(all_[f]["properties"]),
+    rf"Which parameters of {NAME} are required\?": lambda all_, f: listed(all_[f].get("required", [])),
+    rf"Which parameters of {NAME} are optional\?": lambda all_, f: listed(
+        [name for name in all_[f]["properties"] if name not in all_[f].get("required", [])]
+    ),
+    rf"Is {NAME} of {NAME} required\?": lambda all_, p, f: "Yes." if p in all_[f].get("required", []) else "No.",
+    rf"What type is {NAME} of {NAME}\?": lambda all_, p, f: all_[f]["properties"][p]["type"],
+    rf"Which values can {NAME} of {NAME} have\?": lambda all_, p, f: listed(all_[f]["properties"][p]["enum"]),
+    rf"Which fields has {NAME} of {NAME}\?": lambda all_, p, f: listed(all_[f]["properties"][p]["properties"]),
+    rf"What is the first parameter of {NAME}\?": lambda all_, f: next(iter(all_[f]["properties"])),
+    rf"What is the last parameter of {NAME}\?": lambda all_, f: [*all_[f]["properties"]][-1],
+    rf"What is the parameter after {NAME} of {NAME}\?": lambda all_, p, f: [*all_[f]["properties"]][
+        [*all_[f]["properties"]].index(p) + 1
+    ],
+    rf"Which functions take {NAME}\?": lambda all_, p: listed([f for f in all_ if p in all_[f]["properties"]]),
+    "Which functions are there?".replace("?", r"\?"): listed,
+}
+
+
+def test_values_are_answered_as_the_request_has_them() -> None:
+    literal = missing = 0
+    for conversation in items(value_talk):
+        assert conversation.tools is None
+        request = conversation.messages[0]["content"]
+        for question, answer in turns_of(conversation):
+            if "action" in question or "How many" in question:
+                continue
+            lines = answer.split("\n") if re.search(r"(List|Write down) .*\.$", question) else [f"= {answer}"]
+            if answer == NOT_GIVEN:
+                missing += 1
+                continue
+            for line in lines:
+                values = [value for value in spoken(line.split("= ", 1)[1]) if value not in ("true", "false")]
+                assert all(value in request for value in values), (request, line)
+                literal += len(values)
+    assert literal > 3 * NUM_ITEMS
+    assert missing > NUM_ITEMS / 4
+
+
+def test_a_list_of_values_keeps_the_order_of_the_question() -> None:
+    for conversation in items(value_talk):
+        for question, answer in turns_of(conversation):
+            if (found := re.search(r"(?:List|Write down) (.*?)(?: of the \w+ call)?\.$", question)) and "=" in answer:
+                asked = re.split(", | and ", found[1])
+                told = [line.split(" = ")[0] for line in answer.split("\n")]
+                assert told == [name for name in asked if name in told]
+
+
+def test_answers_about_results_state_values_of_the_results() -> None:
+    stated = 0
+    for conversation in items(result_talk):
+        results = "\n".join([m["content"] for m in conversation.messages if m["role"] == "tool"])
+        source = results or conversation.messages[0]["content"]
+        assert bool(results) == bool(conversation.tools)
+        for _, answer in turns_of(conversation):
+            if found := re.fullmatch(r"The [a-z ]+ is (.+)\.", answer.split(". The call for ")[0].rstrip(".") + "."):
+                told = re.split(r",? (?:and )?the [a-z ]+ is ", found[1])
+                values = [value for part in told for value in re.findall(r"^(.+?)(?: for |$)", part)]
+                assert all(value in source for value in values), (source, answer)
+                stated += len(values)
+    assert stated > 3 * NUM_ITEMS
+
+
+@pytest.mark.parametrize("task", PRACTICE)
+def test_an_item_renders_and_its_calls_can_be_read_back(task: Any) -> None:
+    template = ChatTemplate(TEMPLATE.read_text(encoding="utf-8"), ["<|user|>", "<|assistant|>", "<|endofassistant|>"])
+    for conversation in items(task)[:60]:
+        segments = template.render(
+            conversation.messages,
+            conversation.tools,
+            enable_thinking=conversation.thinking,
+            add_generation_prompt=False,
+        )
+        assistant = [message for message in conversation.messages if message["role"] == "assistant"]
+        for message, turn in zip(
+            assistant, "".join([s.text for s in segments]).split("<|assistant|>")[1:], strict=True
+        ):
+            turn = turn.split("<|endofassistant|>")[0]
+            calls = [call["function"]["name"] for call in message.get("tool_calls", [])]
+            assert re.findall(r'<invoke name="(.*?)">', turn) == calls
+            assert not conversation.thinking or message["reasoning_content"] in turn

@@ -1,0 +1,110 @@
+"""What a tool conversation is made of: calls, assistant turns, exchanges; and how exchanges become messages.
+
+Knows nothing of how they are worded or what they are about.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from training.data.conversation import Conversation
+from training.data.tool_schemas import Function, pick
+
+_SYSTEMS = (
+    "You are a helpful assistant.",
+    "You are a helpful assistant with tools.",
+    "Use the tools when they fit.",
+    "Help the user. Call a function when one is needed.",
+)
+
+
+class Call(NamedTuple):
+    function: Function
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One assistant turn, and the results of its calls."""
+
+    thought: str
+    content: str = ""
+    calls: tuple[Call, ...] = ()
+    results: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What the user says and the steps up to the answer; a single call keeps what follow-ups refer to."""
+
+    user: str
+    steps: list[Step]
+    call: Call | None = None
+    asked: tuple[str, ...] = ()
+    noun: str = ""  # as the user named what the call is about
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+def different(wanted: int, ask: Callable[[], tuple[str, Step]]) -> list[Exchange]:
+    """As many exchanges as wanted, no question twice; fewer where there is not so much to ask."""
+    answers: dict[str, Step] = {}
+    for _ in range(4 * wanted):
+        question, step = ask()
+        answers.setdefault(question, step)
+        if len(answers) == wanted:
+            break
+    return [Exchange(question, [step]) for question, step in answers.items()]
+
+
+def talk_of(rng: random.Random, task: str, tools: list[Function], exchanges: list[Exchange]) -> Conversation:
+    """All exchanges, every thought kept: each assistant turn is an example of how to answer."""
+    return conversation_of(rng, task, tools, exchanges, len(exchanges[-1].steps), keeps_thoughts=True)
+
+
+def conversation_of(
+    rng: random.Random,
+    task: str,
+    tools: list[Function],
+    exchanges: list[Exchange],
+    last_steps: int,
+    *,
+    keeps_thoughts: bool = False,
+) -> Conversation:
+    """Everything up to step `last_steps` of the last exchange, which is wanted.
+
+    Earlier thoughts are kept in every second conversation, or always.
+    """
+    thinking, remembers = rng.random() < 0.5, rng.random() < 0.5 or keeps_thoughts
+    messages: list[dict[str, Any]] = []
+    if tools and rng.random() < 0.2:
+        messages.append({"role": "system", "content": pick(rng, _SYSTEMS)})
+    for exchange in exchanges:
+        last = exchange is exchanges[-1]
+        messages.append({"role": "user", "content": exchange.user})
+        for number, step in enumerate(exchange.steps, 1):
+            wanted = last and number == last_steps
+            message: dict[str, Any] = {"role": "assistant", "content": step.content}
+            if thinking and (wanted or remembers):
+                message["reasoning_content"] = step.thought
+            if step.calls:
+                message["tool_calls"] = [
+                    {"type": "function", "function": {"name": call.function.name, "arguments": call.arguments}}
+                    for call in step.calls
+                ]
+            messages.append(message)
+            if wanted:
+                break
+            messages += [{"role": "tool", "content": result} for result in step.results]
+    return Conversation(task, messages, [function.tool for function in tools] or None, thinking)
+
+
+def call_lines(call: Call) -> str:
+    return "\n".join([call.function.name, *(f"{key} = {literal(value)}" for key, value in call.arguments.items())])
+
+
+def literal(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
