@@ -17,7 +17,7 @@ from engine.reference.kv_write import kv_write
 from engine.reference.latent_norm import Stretches, latent_norm
 from engine.reference.mla_decode import mla_decode, mla_decode_in_chunks
 from engine.reference.mla_prefill import mla_prefill
-from engine.reference.moe_gemm import moe_gemm
+from engine.reference.moe_gemm import Experts, moe_gemm
 from engine.reference.moe_route import Routing, moe_route
 from engine.reference.rms_norm import rms_norm
 from engine.reference.rotate import rotate
@@ -25,7 +25,7 @@ from engine.reference.rows import RowList
 from engine.reference.silu_mul import silu_mul
 from engine.reference.topk_select import topk_select
 
-__all__ = ["Ops", "Routing", "RowList", "Stretches", "ops_for"]
+__all__ = ["Experts", "Ops", "Routing", "RowList", "Stretches", "ops_for"]
 
 AttendRows = Callable[[Tensor, Tensor, RowList, int, float], Tensor]
 WriteRows = Callable[[Tensor, Tensor, Tensor], None]
@@ -48,7 +48,7 @@ class Ops(NamedTuple):
     indexer_logits: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor]
     topk_select: Callable[[Tensor, int], Tensor]
     moe_route: Callable[[Tensor, Tensor, Tensor, Routing], tuple[Tensor, Tensor]]
-    moe_gemm: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+    moe_gemm: Callable[[Tensor, Tensor, Tensor, Experts], Tensor]
 
 
 _REFERENCE = Ops(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from engine.kernels.ops import Ops
@@ -30,14 +29,19 @@ def turns_table(theta: float, width: int, positions: int, device: torch.device) 
     return torch.complex(angle.cos(), angle.sin()).to(device)
 
 
+def turned(weight: Tensor) -> Tensor:
+    """[out, in] as in the checkpoint → [in, out], contiguous: a single row is multiplied up to twice as fast so."""
+    return weight.T.contiguous()
+
+
 class DenseMlp:
     """down(silu(gate x) · up x), added to a residual."""
 
     def __init__(self, weights: Weights, prefix: str, hidden: int, inter: int, ops: Ops) -> None:
         names = (f"{prefix}.gate_proj.weight", f"{prefix}.up_proj.weight")
-        self._gate_up = torch.cat([weights.take(name, inter, hidden) for name in names])
-        self._down = weights.take(f"{prefix}.down_proj.weight", hidden, inter).T
+        self._gate_up = turned(torch.cat([weights.take(name, inter, hidden) for name in names]))
+        self._down = turned(weights.take(f"{prefix}.down_proj.weight", hidden, inter))
         self._ops = ops
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        return torch.addmm(residual, self._ops.silu_mul(F.linear(x, self._gate_up)), self._down)
+        return torch.addmm(residual, self._ops.silu_mul(torch.mm(x, self._gate_up)), self._down)

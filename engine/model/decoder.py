@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.config.model import LayerKind, ModelConfig
 from engine.kernels.ops import Ops
-from engine.model.blocks import DenseMlp, Weights, turns_table
+from engine.model.blocks import DenseMlp, Weights, turned, turns_table
 from engine.model.context import ForwardContext
 from engine.model.kv_pool import KvPool
 from engine.model.mla import Attention, LayerCache
@@ -50,9 +50,10 @@ class TextModel:
         self._embedding = weights.take("model.embed_tokens.weight", config.vocab_size, config.hidden)
         self._layers = [Layer(weights, index, config, ops) for index in range(config.num_layers)]
         self._norm = weights.take("model.norm.weight", config.hidden)
-        self._head = self._embedding
+        head = self._embedding
         if not config.tied_embeddings:
-            self._head = weights.take("lm_head.weight", config.vocab_size, config.hidden)
+            head = weights.take("lm_head.weight", config.vocab_size, config.hidden)
+        self._head = turned(head)
         positions = max_positions or config.max_position_embeddings
         device = self._embedding.device
         self._dsa_turns = turns_table(config.dsa.theta, config.dsa.rope, positions, device)
@@ -91,4 +92,4 @@ class TextModel:
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Final hidden states [rows, hidden] → fp32 [rows, vocab]."""
-        return F.linear(hidden, self._head).float()
+        return torch.mm(hidden, self._head).float()

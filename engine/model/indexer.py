@@ -5,12 +5,13 @@ Scores are fp32. Where a sequence is no longer than top-k nothing is scored, but
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from engine.config.model import ModelConfig
 from engine.kernels.ops import Ops, RowList
-from engine.model.blocks import Weights
+from engine.model.blocks import Weights, turned
 from engine.model.step import Decode, GroupStep, Prefill
 
 _NORM_EPS = 1e-6
@@ -22,7 +23,7 @@ class Indexer:
         self._rope = config.dsa.rope
         self._ops = ops
         heads, width = config.indexer.heads, config.indexer.width
-        self._wq_b = weights.take(f"{prefix}.wq_b.weight", heads * width, config.dsa.q_rank)
+        self._wq_b = turned(weights.take(f"{prefix}.wq_b.weight", heads * width, config.dsa.q_rank))
         self._norm_weight = weights.take_float(f"{prefix}.k_norm.weight", width)
         self._norm_bias = weights.take_float(f"{prefix}.k_norm.bias", width)
         self._scale = heads**-0.5 * width**-0.5
@@ -60,6 +61,6 @@ class Indexer:
         return RowList(prefill.addresses[chosen], prefill.bias)
 
     def _queries(self, q_latent: Tensor, projected: Tensor, turns: Tensor) -> tuple[Tensor, Tensor]:
-        q = F.linear(q_latent, self._wq_b).view(-1, self._config.heads, self._config.width).float()
+        q = torch.mm(q_latent, self._wq_b).view(-1, self._config.heads, self._config.width).float()
         self._ops.rotate(q[..., : self._rope], turns)
         return q, projected.float() * self._scale

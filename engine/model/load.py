@@ -149,8 +149,8 @@ def _leading_rope(name: str, tensor: Tensor, config: ModelConfig) -> Tensor:
     """The rotary channels of each index head moved to the front."""
     if not re.search(r"\.indexer\.(wq_b|wk|k_norm)\.", name):
         return tensor
-    by_head = tensor.unflatten(0, (-1, config.indexer.width))
-    return by_head.roll(config.dsa.rope, dims=1).flatten(0, 1)
+    by_head = tensor.view(-1, config.indexer.width, *tensor.shape[1:])
+    return by_head.roll(config.dsa.rope, dims=1).view_as(tensor)
 
 
 def _dequantised(weight: Tensor, scale: Tensor) -> Tensor:

@@ -9,12 +9,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from engine.config.model import LayerKind, ModelConfig
 from engine.kernels.ops import Ops, Stretches
-from engine.model.blocks import Weights
+from engine.model.blocks import Weights, turned
 from engine.model.indexer import Indexer
 from engine.model.step import Decode, GroupStep, Prefill
 
@@ -44,7 +43,7 @@ class Attention:
             parts.append(weights.take(f"{prefix}.indexer.wk.weight", index.width, hidden))
             parts.append(weights.take(f"{prefix}.indexer.weights_proj.weight", index.heads, hidden))
             self._indexer = Indexer(weights, f"{prefix}.indexer", config, ops)
-        self._input = torch.cat(parts)
+        self._input = turned(torch.cat(parts))
         self._widths = [g.q_rank + g.kv_rank + g.rope, *(len(part) for part in parts[2:])]
         # The latents' own factors go into the weights of their norms.
         self._stretches = Stretches.of(
@@ -54,18 +53,19 @@ class Attention:
                 weights.take_float(f"{prefix}.k_rope_only_layernorm.weight", g.rope),
             ]
         )
-        self._q_b = weights.take(f"{prefix}.q_b_proj.weight", g.heads * (g.nope + g.rope), g.q_rank)
-        self._kv_b = weights.take(f"{prefix}.kv_b_proj.weight", g.heads * (g.nope + g.value), g.kv_rank)
-        by_head = self._kv_b.view(g.heads, g.nope + g.value, g.kv_rank)
-        self._key_up = by_head[:, : g.nope]  # [heads, nope, rank]
-        self._value_up = by_head[:, g.nope :].transpose(1, 2)  # [heads, rank, value]
-        self._absorbed_q_b = self._absorb()
-        self._output = weights.take(f"{prefix}.o_proj.weight", hidden, g.heads * g.value).T
+        q_b = weights.take(f"{prefix}.q_b_proj.weight", g.heads * (g.nope + g.rope), g.q_rank)
+        kv_b = weights.take(f"{prefix}.kv_b_proj.weight", g.heads * (g.nope + g.value), g.kv_rank)
+        by_head = kv_b.view(g.heads, g.nope + g.value, g.kv_rank)
+        self._q_b, self._kv_b = turned(q_b), turned(kv_b)
+        self._key_up = by_head[:, : g.nope].contiguous()  # [heads, nope, rank]
+        self._value_up = by_head[:, g.nope :].transpose(1, 2).contiguous()  # [heads, rank, value]
+        self._absorbed_q_b = self._absorb(q_b)
+        self._output = turned(weights.take(f"{prefix}.o_proj.weight", hidden, g.heads * g.value))
 
     def add_to(self, residual: Tensor, x: Tensor, step: GroupStep, cache: LayerCache) -> Tensor:
         """x: [tokens, hidden], normed. Writes the new rows, then attends."""
         g = self._geometry
-        latents, gates, *index = F.linear(x, self._input).split(self._widths, dim=-1)
+        latents, gates, *index = torch.split(torch.mm(x, self._input), self._widths, dim=-1)
         latents = self._ops.latent_norm(latents, self._stretches, self._eps)
         q_latent, rows = latents[:, : g.q_rank], latents[:, g.q_rank :]
         self._ops.rotate(rows[:, g.kv_rank :].unsqueeze(1), step.turns)
@@ -115,7 +115,7 @@ class Attention:
             q = self._absorbed_queries(q_latent, turns)
             return self._values(self._ops.sparse_mla_prefill(q, cache.latent, chosen, g.kv_rank, self._scale))
         rows = cache.latent.index_select(0, prefill.addresses).to(q_latent.dtype)
-        expanded = F.linear(rows[:, : g.kv_rank], self._kv_b).view(-1, g.heads, g.nope + g.value)
+        expanded = torch.mm(rows[:, : g.kv_rank], self._kv_b).view(-1, g.heads, g.nope + g.value)
         rotary = rows[:, None, g.kv_rank :].expand(-1, g.heads, -1)
         keys = torch.cat([expanded[..., : g.nope], rotary], dim=-1)
         q = self._queries(q_latent, turns)
@@ -124,7 +124,7 @@ class Attention:
     def _queries(self, q_latent: Tensor, turns: Tensor) -> Tensor:
         """[tokens, heads, nope + rope]"""
         g = self._geometry
-        q = F.linear(q_latent, self._q_b).view(-1, g.heads, g.nope + g.rope)
+        q = torch.mm(q_latent, self._q_b).view(-1, g.heads, g.nope + g.rope)
         self._ops.rotate(q[..., g.nope :], turns)
         return q
 
@@ -135,7 +135,7 @@ class Attention:
             q = self._queries(q_latent, turns)
             nope = torch.bmm(q[..., : g.nope].transpose(0, 1), self._key_up).transpose(0, 1)
             return torch.cat([nope, q[..., g.nope :]], dim=-1)
-        q = F.linear(q_latent, self._absorbed_q_b).view(-1, g.heads, g.row)
+        q = torch.mm(q_latent, self._absorbed_q_b).view(-1, g.heads, g.row)
         self._ops.rotate(q[..., g.kv_rank :], turns)
         return q
 
@@ -143,11 +143,11 @@ class Attention:
         """[tokens, heads, rank] → [tokens, heads, value]"""
         return torch.bmm(mixed.transpose(0, 1), self._value_up).transpose(0, 1)
 
-    def _absorb(self) -> Tensor | None:
+    def _absorb(self, q_b: Tensor) -> Tensor | None:
         """Both steps from query latent to absorbed query as one matrix, where that is no more work than the two."""
         g = self._geometry
-        if self._q_b.dtype != torch.float32 or g.kv_rank * g.q_rank > g.nope * (g.q_rank + g.kv_rank):
+        if q_b.dtype != torch.float32 or g.kv_rank * g.q_rank > g.nope * (g.q_rank + g.kv_rank):
             return None
-        by_head = self._q_b.double().view(g.heads, g.nope + g.rope, g.q_rank)
+        by_head = q_b.double().view(g.heads, g.nope + g.rope, g.q_rank)
         nope = torch.bmm(self._key_up.double().transpose(1, 2), by_head[:, : g.nope])
-        return torch.cat([nope, by_head[:, g.nope :]], dim=1).flatten(0, 1).float()
+        return turned(torch.cat([nope, by_head[:, g.nope :]], dim=1).flatten(0, 1).float())

@@ -20,7 +20,11 @@ class Stretches(NamedTuple):
 
     @classmethod
     def of(cls, weights: Sequence[Tensor]) -> Stretches:
-        owner = torch.block_diag(*(torch.ones(1, len(weight)) for weight in weights)).to(weights[0].device)
+        owner = weights[0].new_zeros(len(weights), sum(map(len, weights)), dtype=torch.float32)
+        start = 0
+        for row, weight in zip(owner, weights, strict=True):
+            row[start : start + len(weight)] = 1.0
+            start += len(weight)
         widths = owner.sum(1, keepdim=True)
         return cls((owner / widths).T.contiguous(), owner * torch.cat([weight.float() for weight in weights]))
 

@@ -2,36 +2,52 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from engine.reference.silu_mul import silu_mul
 
 
-def moe_gemm(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    """x: [tokens, hidden]; ids, weights: [tokens, chosen]; gate_up: [experts, 2 · inter, hidden], gate rows first;
-    down: [experts, hidden, inter]. Returns [tokens, hidden]."""
+class Experts(NamedTuple):
+    """Weights of all experts of a layer."""
+
+    gate_up: Tensor  # [experts, hidden, 2 · inter], gate columns first
+    down: Tensor  # [experts, inter, hidden]
+    each: tuple[tuple[Tensor, Tensor], ...]  # the same by expert: views cost time too where a step is short
+
+    @classmethod
+    def of(cls, gate_up: Tensor, down: Tensor) -> Experts:
+        return cls(gate_up, down, tuple(zip(gate_up.unbind(), down.unbind(), strict=True)))
+
+
+def moe_gemm(x: Tensor, ids: Tensor, weights: Tensor, experts: Experts) -> Tensor:
+    """x: [tokens, hidden]; ids, weights: [tokens, chosen] → [tokens, hidden]."""
+    if len(x) == 1:
+        return _one_token(x, ids, weights, experts)
     tokens, hidden = x.shape
     chosen = ids.shape[1]
     flat = ids.view(-1)
-    order = flat.argsort() if tokens > 1 else None
-    if order is None:
-        spans = [(expert, place, place + 1) for place, expert in enumerate(flat.tolist())]
-        inputs = x.expand(chosen, hidden)
-    else:
-        spans = _spans(torch.bincount(flat, minlength=len(gate_up)).tolist())
-        inputs = x.index_select(0, order // chosen)
-    inner = x.new_empty(len(flat), gate_up.shape[1])
+    order = flat.argsort()
+    inputs = x.index_select(0, torch.div(order, chosen, rounding_mode="floor"))
+    inner = x.new_empty(len(flat), experts.gate_up.shape[2])
+    spans = _spans(torch.bincount(flat, minlength=len(experts.each)).tolist())
     for expert, start, end in spans:
-        torch.mm(inputs[start:end], gate_up[expert].T, out=inner[start:end])
+        torch.mm(inputs[start:end], experts.each[expert][0], out=inner[start:end])
     active = silu_mul(inner)
     outputs = x.new_empty(len(flat), hidden)
     for expert, start, end in spans:
-        torch.mm(active[start:end], down[expert].T, out=outputs[start:end])
-    if order is not None:
-        outputs = torch.empty_like(outputs).index_copy_(0, order, outputs)
-    by_token = outputs.view(tokens, chosen, hidden).float()
+        torch.mm(active[start:end], experts.each[expert][1], out=outputs[start:end])
+    by_token = torch.empty_like(outputs).index_copy_(0, order, outputs).view(tokens, chosen, hidden).float()
     return torch.bmm(weights.unsqueeze(1), by_token).view(tokens, hidden).to(x.dtype)
+
+
+def _one_token(x: Tensor, ids: Tensor, weights: Tensor, experts: Experts) -> Tensor:
+    chosen = [experts.each[expert] for expert in ids.view(-1).tolist()]
+    active = silu_mul(torch.cat([torch.mm(x, gate_up) for gate_up, _ in chosen]))
+    outputs = torch.cat([torch.mm(row, down) for row, (_, down) in zip(active.split(1), chosen, strict=True)])
+    return torch.mm(weights, outputs.float()).to(x.dtype)
 
 
 def _spans(counts: list[int]) -> list[tuple[int, int, int]]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 def rotate(x: Tensor, turns: Tensor) -> None:
     """x: [tokens, heads, width], any strides but a last one of 1; turns: complex64 [tokens, 1, width / 2]."""
-    pairs = x.unflatten(-1, (-1, 2))
+    pairs = x.view(*x.shape[:-1], -1, 2)
     if x.dtype == torch.float32:
         torch.view_as_complex(pairs).mul_(turns)
     else:
