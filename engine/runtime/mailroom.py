@@ -6,6 +6,7 @@ Knows nothing of requests: a peer that leaves or connects anew is told to the lo
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -72,13 +73,18 @@ class Mailroom:
 
     def post(self, peer: bytes, messages: Sequence[Message]) -> None:
         """From the loop's thread only."""
-        self._outbox.send_multipart((peer, encode(messages)))
+        self._hand_over(peer, encode(messages))
 
     def close(self) -> None:
         """From the loop's thread only; what was posted goes out first, as far as peers take it within a second."""
-        self._outbox.send_multipart((_CLOSE, _CLOSE))
+        self._hand_over(_CLOSE, _CLOSE)
         self._thread.join(2 * LINGER_MS / 1000)
         self._outbox.close(linger=0)
+
+    def _hand_over(self, peer: bytes, frame: bytes) -> None:
+        # Never full, so it can only fail because the thread has ended, of which the inbox tells.
+        with contextlib.suppress(zmq.Again):
+            self._outbox.send_multipart((peer, frame), zmq.NOBLOCK)
 
     def _run(self) -> None:
         poller = zmq.Poller()
