@@ -3,12 +3,12 @@
 import asyncio
 import json
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
 
-from engine.wire.messages import Sampling, TokenLogprobs
+from engine.wire.messages import Sampling, Submit, TokenLogprobs
 from parsers.events import Event, ReasoningDelta, TextDelta
 from server.deltas import ChoiceDelta, Done, TokenLogprob
 from server.errors import RequestError
@@ -43,7 +43,12 @@ def ids_of_byte() -> dict[int, int]:
 
 def request(**changes: Any) -> ValidRequest:
     sampling = {"max_tokens": 1000, "stop_token_ids": (END,)} | changes.pop("sampling", {})
-    fields = {"request_id": "r1", "kind": "chat", "prompt_ids": (1, 2, 3), "sampling": Sampling(**sampling)}
+    fields: dict[str, Any] = {
+        "request_id": "r1",
+        "kind": "chat",
+        "prompt_ids": (1, 2, 3),
+        "sampling": Sampling(**sampling),
+    }
     return ValidRequest(**(fields | changes))
 
 
@@ -219,6 +224,10 @@ def test_a_stop_string_ends_one_choice_and_not_the_others() -> None:
     assert engine.stopped == [("r1", 0, len(ids("go STOP")))]
 
 
+def scripted(step: Say, _: Submit) -> list[Say]:
+    return [step]
+
+
 def scores(count: int) -> list[TokenLogprobs]:
     return [TokenLogprobs(-0.5, 1, (5, 6), (-0.5, float("-inf"))) for _ in range(count)]
 
@@ -242,7 +251,7 @@ def test_bytes_of_log_probabilities_join_to_the_answer_that_a_stop_string_cut(
     stop: tuple[str, ...], together: bool
 ) -> None:
     for said in (single_bytes("né 🙂!x"), ids("né 🙂!x")):
-        engine = FakeEngine(lambda _, said=said: [Say(said, 0, "length", scores(len(said)), together=together)])
+        engine = FakeEngine(partial(scripted, Say(said, 0, "length", scores(len(said)), together=together)))
         deltas = run(engine, request(stop=stop, sampling={"logprobs": 0}))
         assert b"".join(entry.raw for entry in logprobs(deltas)).decode() == answer(deltas)
 

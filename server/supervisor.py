@@ -1,0 +1,161 @@
+"""Keeps one local worker process alive: starts it, waits until it is ready, starts it again when it ends, stops it.
+
+Owns the process and nothing else: who was waiting for it is the link's business, and the command line is the caller's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+import time
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.wire.messages import Ready
+from server.worker_link import WorkerLink
+
+logger = logging.getLogger(__name__)
+
+_LAST_WORDS_BYTES = 4000
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long things may take."""
+
+    ready_timeout_s: float = 1800.0  # to load the largest checkpoint from a slow disk
+    stop_timeout_s: float = 10.0  # between the polite signal and the other one
+    first_delay_s: float = 0.5  # before a worker that ended is started again; doubled each time that it fails soon
+    longest_delay_s: float = 30.0
+    healthy_after_s: float = 60.0  # a worker that lived so long has not failed soon
+
+
+class WorkerStartError(Exception):
+    """The worker did not become ready; the message holds its own last words."""
+
+
+class Supervisor:
+    """Start once, stop once, in one event loop."""
+
+    def __init__(self, command: Sequence[str], link: WorkerLink, pace: Pace = Pace()) -> None:
+        self._command = tuple(command)
+        self._link = link
+        self._pace = pace
+        self._process: Process | None = None
+        self._relay: asyncio.Task[None] | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._last_words = b""
+        self._stopping = False
+        link.on_lost = self._kill
+
+    async def start(self) -> Ready:
+        """The first start. A worker that cannot start now would not later: WorkerStartError."""
+        try:
+            ready = await self._start_process()
+        except BaseException:
+            await self._end_process()
+            raise
+        self._keeper = asyncio.create_task(self._keep(), name="worker supervisor")
+        self._keeper.add_done_callback(_tell_failure)
+        return ready
+
+    async def stop(self) -> None:
+        """Idempotent. SIGTERM, and SIGKILL if that does not help in time."""
+        self._stopping = True
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+        await self._end_process()
+
+    async def _keep(self) -> None:
+        delay_s = self._pace.first_delay_s
+        while True:
+            began = time.monotonic()
+            assert self._process is not None
+            self._link.died(_described(await self._process.wait()))
+            if time.monotonic() - began > self._pace.healthy_after_s:
+                delay_s = self._pace.first_delay_s
+            while True:
+                await asyncio.sleep(delay_s)
+                delay_s = min(2 * delay_s, self._pace.longest_delay_s)
+                self._link.restarts += 1
+                try:
+                    await self._start_process()
+                    break
+                except (WorkerStartError, OSError) as error:
+                    logger.error("%s", error)
+                    self._link.died(str(error))
+                    await self._end_process()
+
+    async def _start_process(self) -> Ready:
+        # A session of its own: Ctrl-C at the terminal reaches the gateway, which then stops the worker in order.
+        process = await asyncio.create_subprocess_exec(
+            *self._command, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE, start_new_session=True
+        )
+        self._process = process
+        self._relay = asyncio.create_task(self._pass_on_words(process))
+        self._link.starting(process.pid)
+        logger.info("started worker process %d", process.pid)
+        ready = asyncio.create_task(self._link.until_ready())
+        ended = asyncio.create_task(process.wait())
+        try:
+            await asyncio.wait((ready, ended), timeout=self._pace.ready_timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                await asyncio.gather(self._relay, return_exceptions=True)
+                words = self._last_words.decode("utf-8", "replace").strip()
+                raise WorkerStartError(f"{_described(ended.result())} before it was ready. Its last words:\n{words}")
+            if not ready.done():
+                raise WorkerStartError(f"the worker was not ready within {self._pace.ready_timeout_s:g} s")
+            return ready.result()
+        finally:
+            for task in (ready, ended):
+                task.cancel()
+            await asyncio.gather(ready, ended, return_exceptions=True)
+
+    async def _pass_on_words(self, process: Process) -> None:
+        """What the worker logs is shown, and its end is kept."""
+        assert process.stderr is not None
+        self._last_words = b""
+        while words := await process.stderr.read(4096):
+            sys.stderr.write(words.decode("utf-8", "replace"))
+            sys.stderr.flush()
+            self._last_words = (self._last_words + words)[-_LAST_WORDS_BYTES:]
+
+    async def _end_process(self) -> None:
+        process, self._process = self._process, None
+        if process is not None and process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+            try:
+                await asyncio.wait_for(process.wait(), self._pace.stop_timeout_s)
+            except TimeoutError:
+                logger.warning("worker process %d does not stop; killing it", process.pid)
+                process.kill()
+                await process.wait()
+        if self._relay is not None:
+            self._relay.cancel()
+            await asyncio.gather(self._relay, return_exceptions=True)
+
+    def _kill(self) -> None:
+        """The worker lives and gives no sign: only its end can help."""
+        if self._process is not None and self._process.returncode is None:
+            logger.warning("killing worker process %d, which gives no sign of life", self._process.pid)
+            self._process.kill()
+
+
+def _described(returncode: int) -> str:
+    if returncode >= 0:
+        return f"the worker ended with exit status {returncode}"
+    try:
+        return f"the worker was ended by {signal.Signals(-returncode).name}"
+    except ValueError:
+        return f"the worker was ended by signal {-returncode}"
+
+
+def _tell_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("the supervisor failed; the worker will not be started again", exc_info=error)

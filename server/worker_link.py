@@ -1,0 +1,263 @@
+"""The gateway's connection to one worker: what it sends lands with the request it belongs to, and its death ends all.
+
+One task reads; another listens for silence. Owns what is known of the worker: Ready, beats, progress. Knows nothing of
+how it was started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from engine.wire.channel import DealerEnd, WireKey
+from engine.wire.codec import WireError, decode_to_gateway, encode
+from engine.wire.messages import Abort, Beat, Failed, Finished, Message, Ready, Stop, Submit, ToGateway, Tokens
+from server.engine_client import Event, Mailbox, WorkerHealth, WorkerState
+from server.errors import RequestError
+
+logger = logging.getLogger(__name__)
+
+_WATCH_S = 0.5
+# How much of an answer of unknown length counts as work ahead, when workers are compared.
+_EXPECTED_TOKENS = 512
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a worker may give no sign."""
+
+    stalled_after_s: float = 2.0  # without a beat, or with work but without progress: not ready
+    lost_after_s: float = 10.0  # without a beat: dead, and so is all that it was asked
+
+
+class WorkerLink:
+    """Start it inside a running event loop, and close it there."""
+
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        key: WireKey | None = None,
+        patience: Patience = Patience(),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = name
+        self.address = address
+        self.restarts = 0
+        self.ready: Ready | None = None  # as last announced, whether or not that worker still lives
+        self.on_lost: Callable[[], None] | None = None  # called when silence has made it dead
+        self._gateway_id = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self._key = key
+        self._patience = patience
+        self._clock = clock
+        self._channel: DealerEnd | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._submissions: dict[str, LinkSubmission] = {}
+        self._count = 0
+        self._state: WorkerState = "starting"
+        self._since = time.time()
+        self._detail: str | None = None
+        self._pid: int | None = None
+        self._is_up = asyncio.Event()
+        self._may_resume = False  # the worker fell silent, and is not known to have ended
+        self._beat: Beat | None = None
+        self._beat_at = self._progress_at = clock()
+
+    # ---- life
+
+    def start(self) -> None:
+        self._channel = DealerEnd(self.address, self._gateway_id, self._key)
+        for work in (self._read, self._watch):
+            task = asyncio.create_task(work(), name=f"{self.name} {work.__name__}")
+            task.add_done_callback(self._task_ended)
+            self._tasks.append(task)
+
+    async def close(self) -> None:
+        """Idempotent. Requests still running fail."""
+        self._fail_all("engine_dead", "the gateway is closing")
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._channel is not None:
+            self._channel.close()
+
+    async def until_ready(self) -> Ready:
+        await self._is_up.wait()
+        assert self.ready is not None
+        return self.ready
+
+    def starting(self, pid: int) -> None:
+        """A process was started that will listen here."""
+        self._pid = pid
+        self._change("starting")
+
+    def died(self, reason: str) -> None:
+        """The worker's process has ended: everything that it was asked fails at once."""
+        self._may_resume = False
+        self._down(reason)
+
+    # ---- what is known
+
+    def health(self) -> WorkerHealth:
+        state, since, detail = self._state, self._since, self._detail
+        if state == "ready" and (silent_since := self._silent_since()) is not None:
+            age_s = self._clock() - silent_since
+            state, since = "stalled", time.time() - age_s + self._patience.stalled_after_s
+            detail = f"no progress for {age_s:.1f} s"
+        return WorkerHealth(self.name, self._pid, state, since, self._beat, self.restarts, detail)
+
+    @property
+    def outstanding_tokens(self) -> int:
+        """Work asked for and not finished, in tokens, about."""
+        return sum(submission.cost for submission in self._submissions.values())
+
+    def _silent_since(self) -> float | None:
+        """Since when there was no sign of life or of progress, if that is too long."""
+        last = min(self._beat_at, self._progress_at)
+        return last if self._clock() - last > self._patience.stalled_after_s else None
+
+    # ---- requests
+
+    def submit(self, request: Submit) -> LinkSubmission:
+        self._count += 1
+        wire_id = f"{self._gateway_id}/{self._count}"
+        submission = LinkSubmission(self, wire_id, request)
+        if not self.send(msgspec.structs.replace(request, request_id=wire_id)):
+            raise RequestError("engine_dead", f"worker {self.name} is not connected")
+        self._submissions[wire_id] = submission
+        return submission
+
+    def send(self, message: Message) -> bool:
+        """False if nobody is connected."""
+        return self._channel is not None and self._channel.send(encode([message]))
+
+    def _fail_all(self, code: str, message: str) -> None:
+        submissions, self._submissions = self._submissions, {}
+        for wire_id, submission in submissions.items():
+            submission.put(Failed(wire_id, code, message))
+
+    # ---- what comes in
+
+    async def _read(self) -> None:
+        assert self._channel is not None
+        while True:
+            frame = await self._channel.receive()
+            try:
+                messages = decode_to_gateway(frame)
+            except WireError as error:
+                # Tokens may have been in it, so that no running answer can be trusted any more.
+                logger.error("worker %s sent nonsense: %s", self.name, error)
+                self._detail = str(error)
+                self._give_up("internal_error", "the worker sent nonsense")
+                continue
+            self._take(messages)
+
+    def _take(self, messages: Sequence[ToGateway]) -> None:
+        for message in messages:
+            if isinstance(message, Beat):
+                self._take_beat(message)
+            elif isinstance(message, Ready):
+                self._take_ready(message)
+            elif (submission := self._submissions.get(message.request_id)) is not None:
+                submission.put(message)
+                if not isinstance(message, Tokens):
+                    del self._submissions[message.request_id]
+
+    def _take_ready(self, ready: Ready) -> None:
+        """A new connection: whatever was asked through an earlier one is lost."""
+        self._give_up("engine_dead", "the worker has connected anew")
+        self.ready, self._pid, self._beat = ready, ready.pid, None
+        self._beat_at = self._progress_at = self._clock()
+        self._may_resume = True
+        self._change("ready")
+        logger.info("worker %s is ready: process %d, %s, %s", self.name, ready.pid, ready.device, ready.dtype)
+
+    def _take_beat(self, beat: Beat) -> None:
+        now = self._clock()
+        known = self._beat
+        if known is None or beat.progress != known.progress or not (beat.busy and known.busy):
+            self._progress_at = now
+        self._beat, self._beat_at = beat, now
+        if self._state == "dead" and self._may_resume:
+            logger.warning("worker %s gives signs of life again", self.name)
+            self._change("ready")
+
+    async def _watch(self) -> None:
+        ticked_at = self._clock()
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            now = self._clock()
+            if now - ticked_at > 4 * _WATCH_S:  # it was this process that slept: the worker's signs are still unread
+                self._beat_at = self._progress_at = now
+            ticked_at = now
+            if self._state == "ready" and now - self._beat_at > self._patience.lost_after_s:
+                self._down(f"no sign of life for {self._patience.lost_after_s:g} s")
+                if self.on_lost is not None:
+                    self.on_lost()
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("%s failed", task.get_name(), exc_info=error)
+            self._may_resume = False
+            self._down(f"the gateway's connection failed: {error!r}")
+
+    # ---- states
+
+    def _down(self, reason: str) -> None:
+        logger.error("worker %s is dead: %s", self.name, reason)
+        self._change("dead", reason)
+        self._give_up("engine_dead", f"the worker is dead: {reason}")
+
+    def _give_up(self, code: str, message: str) -> None:
+        """Fails all that runs; a worker that still lives is told to stop it."""
+        with contextlib.suppress(WireError):
+            for wire_id in self._submissions:
+                self.send(Abort(wire_id))
+        self._fail_all(code, message)
+
+    def _change(self, state: WorkerState, detail: str | None = None) -> None:
+        if state != self._state:
+            self._since = time.time()
+        self._state, self._detail = state, detail
+        if state == "ready":
+            self._is_up.set()
+        else:
+            self._is_up.clear()
+
+
+class LinkSubmission:
+    """Implements server.engine_client.Submission."""
+
+    def __init__(self, link: WorkerLink, wire_id: str, request: Submit) -> None:
+        self.cost = len(request.prompt_ids) + request.n * min(request.sampling.max_tokens, _EXPECTED_TOKENS)
+        self._link = link
+        self._wire_id = wire_id
+        self._mailbox = Mailbox()
+        self._ended = False  # the terminal message has come
+        self._closed = False
+
+    def put(self, event: Event) -> None:
+        self._ended = isinstance(event, Finished | Failed)
+        if not self._closed:
+            self._mailbox.put(event)
+
+    async def receive(self) -> Sequence[Event]:
+        return await self._mailbox.receive()
+
+    def stop(self, index: int, num_tokens: int) -> None:
+        self._link.send(Stop(self._wire_id, index, num_tokens))
+
+    def close(self) -> None:
+        """The link remembers the request until the worker has confirmed its end."""
+        if not (self._ended or self._closed):
+            self._link.send(Abort(self._wire_id))
+        self._closed = True

@@ -1,0 +1,127 @@
+"""A worker process without a model: the real wire, Ready and beats, and answers that the prompt itself asks for.
+
+The first prompt token chooses what happens; by default the rest of the prompt comes back, a token a message. Run it as
+`python -m tests.support.scripted_worker --listen ADDRESS`; the other flags are ways to go wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+
+from engine.runtime.mailroom import Arrived, Mailroom, Stopping
+from engine.wire.channel import RouterEnd
+from engine.wire.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    Beat,
+    Failed,
+    Finished,
+    FinishReason,
+    Message,
+    Ready,
+    Stop,
+    Submit,
+    Tokens,
+)
+
+ECHO, HOLD, EXIT, FAIL, STALL = range(5)
+EXIT_STATUS = 3
+MAX_MODEL_LEN = 1000
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--listen", required=True)
+    parser.add_argument("--refuse", help="say this and end")
+    parser.add_argument("--never-ready", action="store_true")
+    parser.add_argument("--ignore-sigterm", action="store_true")
+    flags = parser.parse_args(arguments)
+    if flags.refuse:
+        sys.stderr.write(flags.refuse + "\n")
+        return 2
+    if flags.never_ready:
+        time.sleep(600)
+    worker = _Worker(flags.listen)
+    signal.signal(
+        signal.SIGTERM,
+        signal.SIG_IGN if flags.ignore_sigterm else lambda *_: worker.mailroom.inbox.put(Stopping()),
+    )
+    sys.stderr.write("scripted worker listens\n")
+    worker.run()
+    return 0
+
+
+class _Worker:
+    def __init__(self, address: str) -> None:
+        self._busy = False
+        self._held: dict[str, Submit] = {}
+        self.mailroom = Mailroom(RouterEnd(address), _ready(), self._beat)
+
+    def run(self) -> None:
+        self.mailroom.start()
+        while not isinstance(letter := self.mailroom.inbox.get(), Stopping):
+            if isinstance(letter, Arrived):
+                for message in self._answers(letter.message):
+                    self.mailroom.post(letter.peer, [message])
+        self.mailroom.close()
+
+    def _beat(self) -> Beat:
+        return Beat(1, self._busy, len(self._held), 0, {"dsa": 0.5}, 0, 0, 0)
+
+    def _answers(self, message: Submit | Abort | Stop) -> list[Message]:
+        if isinstance(message, Submit):
+            return self._take(message)
+        held = self._held.pop(message.request_id, None)
+        if held is None:
+            return []
+        if isinstance(message, Abort):
+            return [_finished(held, 0, aborted=True)]
+        return [_tokens(held, (), "stop"), _finished(held, message.num_tokens)]
+
+    def _take(self, request: Submit) -> list[Message]:
+        first, *rest = request.prompt_ids
+        if first == EXIT:
+            os._exit(EXIT_STATUS)
+        if first == FAIL:
+            return [Failed(request.request_id, "internal_error", "as it was told to")]
+        if first in (HOLD, STALL):
+            self._busy = first == STALL
+            self._held[request.request_id] = request
+            return [_tokens(request, (token,), None) for token in rest]
+        messages: list[Message] = [_tokens(request, (token,), None) for token in rest[:-1]]
+        return [*messages, _tokens(request, tuple(rest[-1:]), "stop"), _finished(request, len(rest))]
+
+
+def _tokens(request: Submit, ids: tuple[int, ...], reason: FinishReason | None) -> Tokens:
+    return Tokens(request.request_id, 0, ids, None, reason)
+
+
+def _finished(request: Submit, tokens: int, aborted: bool = False) -> Finished:
+    return Finished(request.request_id, len(request.prompt_ids), 0, tokens, 0.0, aborted)
+
+
+def _ready() -> Ready:
+    return Ready(
+        protocol_version=PROTOCOL_VERSION,
+        worker_id="scripted",
+        pid=os.getpid(),
+        device="cpu",
+        dtype="float32",
+        model_path="none",
+        vocab_size=3072,
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=4,
+        max_num_batched_tokens=64,
+        page_size=16,
+        cache_bytes=1,
+        groups=(),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
