@@ -14,18 +14,17 @@ from torch import Tensor
 from engine.reference.gate import gate
 from engine.reference.indexer_logits import indexer_logits
 from engine.reference.kv_write import kv_write
-from engine.reference.latent_norm import Stretches, latent_norm
 from engine.reference.mla_decode import mla_decode, mla_decode_in_chunks
 from engine.reference.mla_prefill import mla_prefill
 from engine.reference.moe_gemm import Experts, moe_gemm
 from engine.reference.moe_route import Routing, moe_route
-from engine.reference.rms_norm import rms_norm
+from engine.reference.rms_norm import Norm, rms_norm
 from engine.reference.rotate import rotate
 from engine.reference.rows import RowList
 from engine.reference.silu_mul import silu_mul
 from engine.reference.topk_select import topk_select
 
-__all__ = ["Experts", "Ops", "Routing", "RowList", "Stretches", "ops_for"]
+__all__ = ["Experts", "Norm", "Ops", "Routing", "RowList", "ops_for"]
 
 AttendRows = Callable[[Tensor, Tensor, RowList, int, float], Tensor]
 WriteRows = Callable[[Tensor, Tensor, Tensor], None]
@@ -34,8 +33,7 @@ WriteRows = Callable[[Tensor, Tensor, Tensor], None]
 class Ops(NamedTuple):
     """Signatures and meaning stand with the functions in `engine.reference`."""
 
-    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
-    latent_norm: Callable[[Tensor, Stretches, float], Tensor]
+    rms_norm: Callable[[Tensor, Norm], Tensor]
     rotate: Callable[[Tensor, Tensor], None]
     silu_mul: Callable[[Tensor], Tensor]
     gate: Callable[[Tensor, Tensor], Tensor]
@@ -53,7 +51,6 @@ class Ops(NamedTuple):
 
 _REFERENCE = Ops(
     rms_norm=rms_norm,
-    latent_norm=latent_norm,
     rotate=rotate,
     silu_mul=silu_mul,
     gate=gate,

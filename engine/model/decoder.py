@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.config.model import LayerKind, ModelConfig
-from engine.kernels.ops import Ops
+from engine.kernels.ops import Norm, Ops
 from engine.model.blocks import DenseMlp, Weights, turned, turns_table
 from engine.model.context import ForwardContext
 from engine.model.kv_pool import KvPool
@@ -25,10 +25,9 @@ class Layer:
         self.kind: LayerKind = config.layer_types[index]
         self.place = config.layer_types[:index].count(self.kind)  # among the layers of its kind
         self._ops = ops
-        self._eps = config.rms_norm_eps
-        self._attention_norm = weights.take(f"{prefix}.input_layernorm.weight", config.hidden)
+        self._attention_norm = _norm(weights, f"{prefix}.input_layernorm.weight", config)
         self._attention = Attention(weights, f"{prefix}.self_attn", config, self.kind, ops)
-        self._mlp_norm = weights.take(f"{prefix}.post_attention_layernorm.weight", config.hidden)
+        self._mlp_norm = _norm(weights, f"{prefix}.post_attention_layernorm.weight", config)
         self._mlp: DenseMlp | MoeMlp
         if config.moe_layers[index]:
             self._mlp = MoeMlp(weights, f"{prefix}.mlp", config, ops)
@@ -36,9 +35,13 @@ class Layer:
             self._mlp = DenseMlp(weights, f"{prefix}.mlp", config.hidden, config.inter, ops)
 
     def forward(self, hidden: Tensor, step: GroupStep, cache: LayerCache) -> Tensor:
-        x = self._ops.rms_norm(hidden, self._attention_norm, self._eps)
+        x = self._ops.rms_norm(hidden, self._attention_norm)
         hidden = self._attention.add_to(hidden, x, step, cache)
-        return self._mlp.add_to(hidden, self._ops.rms_norm(hidden, self._mlp_norm, self._eps))
+        return self._mlp.add_to(hidden, self._ops.rms_norm(hidden, self._mlp_norm))
+
+
+def _norm(weights: Weights, name: str, config: ModelConfig) -> Norm:
+    return Norm.of([weights.take_float(name, config.hidden)], config.rms_norm_eps)
 
 
 class TextModel:
@@ -49,7 +52,7 @@ class TextModel:
         self._ops = ops
         self._embedding = weights.take("model.embed_tokens.weight", config.vocab_size, config.hidden)
         self._layers = [Layer(weights, index, config, ops) for index in range(config.num_layers)]
-        self._norm = weights.take("model.norm.weight", config.hidden)
+        self._norm = _norm(weights, "model.norm.weight", config)
         head = self._embedding
         if not config.tied_embeddings:
             head = weights.take("lm_head.weight", config.vocab_size, config.hidden)
@@ -85,7 +88,7 @@ class TextModel:
                 hidden = layer.forward(hidden, dsa, cache)
             else:
                 hidden = layer.forward(hidden, swa, LayerCache(pool.swa_latent.layers[layer.place], None))
-        return self._ops.rms_norm(hidden, self._norm, self.config.rms_norm_eps)
+        return self._ops.rms_norm(hidden, self._norm)
 
     __call__ = forward
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.config.model import LayerKind, ModelConfig
-from engine.kernels.ops import Ops, Stretches
+from engine.kernels.ops import Norm, Ops
 from engine.model.blocks import Weights, turned
 from engine.model.indexer import Indexer
 from engine.model.step import Decode, GroupStep, Prefill
@@ -27,7 +27,6 @@ class Attention:
     def __init__(self, weights: Weights, prefix: str, config: ModelConfig, kind: LayerKind, ops: Ops) -> None:
         self._ops = ops
         self._geometry = g = config.geometry(kind)
-        self._eps = config.rms_norm_eps
         self._scale = g.softmax_scale
         hidden = config.hidden
         # Everything that reads the layer's input is one product: query and key-value latents, rotary key, head gates,
@@ -46,12 +45,13 @@ class Attention:
         self._input = turned(torch.cat(parts))
         self._widths = [g.q_rank + g.kv_rank + g.rope, *(len(part) for part in parts[2:])]
         # The latents' own factors go into the weights of their norms.
-        self._stretches = Stretches.of(
+        self._norm = Norm.of(
             [
                 weights.take_float(f"{prefix}.q_a_layernorm.weight", g.q_rank) * config.latent_scale(g.q_rank),
                 weights.take_float(f"{prefix}.kv_a_layernorm.weight", g.kv_rank) * config.latent_scale(g.kv_rank),
                 weights.take_float(f"{prefix}.k_rope_only_layernorm.weight", g.rope),
-            ]
+            ],
+            config.rms_norm_eps,
         )
         q_b = weights.take(f"{prefix}.q_b_proj.weight", g.heads * (g.nope + g.rope), g.q_rank)
         kv_b = weights.take(f"{prefix}.kv_b_proj.weight", g.heads * (g.nope + g.value), g.kv_rank)
@@ -66,7 +66,7 @@ class Attention:
         """x: [tokens, hidden], normed. Writes the new rows, then attends."""
         g = self._geometry
         latents, gates, *index = torch.split(torch.mm(x, self._input), self._widths, dim=-1)
-        latents = self._ops.latent_norm(latents, self._stretches, self._eps)
+        latents = self._ops.rms_norm(latents, self._norm)
         q_latent, rows = latents[:, : g.q_rank], latents[:, g.q_rank :]
         self._ops.rotate(rows[:, g.kv_rank :].unsqueeze(1), step.turns)
         self._ops.kv_write(rows, cache.latent, step.write)

@@ -46,7 +46,7 @@ def moe_gemm(x: Tensor, ids: Tensor, weights: Tensor, experts: Experts) -> Tenso
 def _one_token(x: Tensor, ids: Tensor, weights: Tensor, experts: Experts) -> Tensor:
     chosen = [experts.each[expert] for expert in ids.view(-1).tolist()]
     active = silu_mul(torch.cat([torch.mm(x, gate_up) for gate_up, _ in chosen]))
-    outputs = torch.cat([torch.mm(row, down) for row, (_, down) in zip(active.split(1), chosen, strict=True)])
+    outputs = torch.cat([torch.mm(row, down) for row, (_, down) in zip(torch.split(active, 1), chosen, strict=True)])
     return torch.mm(weights, outputs.float()).to(x.dtype)
 
 
