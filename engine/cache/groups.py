@@ -65,12 +65,14 @@ class HybridCache:
         self._pool = PagePool(plan.num_slabs, (plan.dsa.pages_per_slab, plan.swa.pages_per_slab), self._index.forget)
 
     def kept_pages(self, offsets: Iterable[int]) -> frozenset[int]:
-        """Pages of the windows before these lengths. With a length at a page's end goes the hit one page shorter,
-        because one token is always left to compute."""
+        """Pages of the windows before these lengths, and before one page less.
+
+        Whoever goes on there may differ in the very last tokens (the opening of an answer), and has to compute one.
+        """
         kept: set[int] = set()
         for offset in offsets:
-            shortest = (offset - 1) // self._page_size * self._page_size
-            kept.update(range(self._index.first_window_page(shortest), offset // self._page_size))
+            end = offset // self._page_size
+            kept.update(range(self._index.first_window_page((end - 1) * self._page_size), end))
         return frozenset(kept)
 
     def begin(self, tokens: Sequence[int], salt: str, kept: frozenset[int], reuse: bool) -> SequencePages:

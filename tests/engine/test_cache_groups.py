@@ -150,9 +150,18 @@ def test_a_sequence_that_resumes_finds_all_it_had(resumes: bool, expected: int) 
     assert hit(cache, PROMPT) == expected
 
 
-def test_kept_pages_are_those_of_the_windows_before_an_offset() -> None:
+def test_kept_pages_are_those_of_the_windows_before_an_offset_and_before_one_page_less() -> None:
     cache = new_cache()
-    assert cache.kept_pages([42]) == {8, 9}  # a hit of 40 tokens sees 32 … 39
-    assert cache.kept_pages([40]) == {7, 8, 9}  # one of 36 tokens too, as one token is left to compute
-    assert cache.kept_pages([5, 42]) == {0, 8, 9}
+    assert cache.kept_pages([42]) == {7, 8, 9}  # a hit of 40 tokens sees 32 … 39, one of 36 sees 28 … 35
+    assert cache.kept_pages([40]) == {7, 8, 9}
+    assert cache.kept_pages([5, 42]) == {0, 7, 8, 9}
     assert cache.kept_pages([3]) == frozenset()
+
+
+@pytest.mark.parametrize("length", [40, 41, 42, 43])
+def test_a_kept_window_serves_those_who_differ_in_the_last_tokens(length: int) -> None:
+    cache = new_cache(12)
+    cache.end(compute(cache, PROMPT[:length] + list(range(200, 240)), [length]), resumes=False)
+    cache.end(compute(cache, list(range(300, 350))), resumes=False)
+    shared = length - 3
+    assert hit(cache, PROMPT[:shared] + [1] * 20) == shared // PAGE * PAGE
