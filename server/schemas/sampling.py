@@ -87,10 +87,9 @@ class GenerationFields(BaseModel):
         """JSON keys are strings."""
         if not isinstance(value, dict):
             return value
-        try:
-            return {int(key) if key.isascii() and len(key) < 12 else -1: bias for key, bias in value.items()}
-        except ValueError:
-            raise fault("must have token ids in decimal digits as its keys") from None
+        if not all(key.isascii() and key.isdecimal() and len(key) < 12 for key in value):
+            raise fault("must have token ids in decimal digits as its keys")
+        return {int(key): bias for key, bias in value.items()}
 
     @field_validator("truncate_prompt_tokens")
     @classmethod
