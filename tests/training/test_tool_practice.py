@@ -128,6 +128,8 @@ def test_no_question_comes_twice(task: Any) -> None:
     for conversation in items(task):
         questions = [question for question, _ in turns_of(conversation)]
         assert len(set(questions)) == len(questions) <= 8
+        thoughts = [message.get("reasoning_content") for message in conversation.messages if message["content"]]
+        assert not conversation.thinking or len({*thoughts} - {None}) == len(questions)
     assert sum(len(turns_of(conversation)) for conversation in items(task)) / NUM_ITEMS > 3.5
 
 
@@ -143,6 +145,21 @@ def test_questions_about_a_schema_are_answered_from_it() -> None:
             if re.match("Which function .*(this|can|need)", question):
                 assert answer in schemas or answer == REFUSAL
     assert seen == set(SCHEMA_ANSWERS)
+
+
+def test_values_that_a_request_gives_are_listed_in_the_order_of_the_schema() -> None:
+    num_lines = 0
+    for conversation in items(schema_talk):
+        schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in conversation.tools or []}
+        for question, answer in turns_of(conversation):
+            if question.startswith("Which values ") and "\n" in question and answer != "None.":
+                told = dict([line.split(" = ", 1) for line in answer.split("\n")])
+                orders = [[name for name in schema["properties"] if name in told] for schema in schemas.values()]
+                assert list(told) in orders
+                for value in told.values():
+                    assert all(part in question for part in spoken(value) if part not in ("true", "false"))
+                num_lines += len(told)
+    assert num_lines > NUM_ITEMS / 2
 
 
 def listed(names: Any) -> str:

@@ -34,7 +34,6 @@ from training.data.tool_schemas import (
     below,
     function,
     pick,
-    plural,
     toolbox,
 )
 from training.data.tool_turns import Call, Exchange, Step, call_lines, different, literal, talk_of
@@ -103,7 +102,6 @@ def _of_rows(rng: random.Random) -> _Source:
         [call],
         [result],
         lambda: ask_rows(rng, pick(rng, stated), rows),
-        (plural("result"),),
     )
 
 

@@ -18,7 +18,7 @@ _Turn = tuple[str, Step]  # question and answer
 
 
 def schema_talk(split: str, index: int) -> Conversation:
-    """Four to eight different questions to one toolbox."""
+    """Five to eight different questions to one toolbox."""
     rng = seeded(split, "schema_talk", index)
     tools = toolbox(rng, pick(rng, (1, 1, 2, 2, 3, 4)))
     with_parameters = [tool for tool in tools if tool.parameters]
@@ -27,7 +27,7 @@ def schema_talk(split: str, index: int) -> Conversation:
         draw = pick(rng, _QUESTIONS if with_parameters else _QUESTIONS_OF_FUNCTIONS)
         return draw(rng, tools if draw in _QUESTIONS_OF_FUNCTIONS else with_parameters)
 
-    return talk_of(rng, "schema_talk", tools, different(4 + below(rng, 5), ask))
+    return talk_of(rng, "schema_talk", tools, different(5 + below(rng, 4), ask))
 
 
 def _which(rng: random.Random, tools: list[Function]) -> _Turn:
@@ -56,6 +56,16 @@ def _given(rng: random.Random, tools: list[Function]) -> _Turn:
     form = pick(rng, ("Which parameters does this request give?\n{}", "Which parameters are given here?\n{}"))
     thought = f"The user wants to {doing.words}: {call_lines(call)}"
     return _turn(form.format(request), thought, ", ".join(call.arguments) or _NONE)
+
+
+def _bound(rng: random.Random, tools: list[Function]) -> _Turn:
+    """The parameters that a request gives, with their values, as a call would have them."""
+    tool = pick(rng, tools)
+    call = Call(tool, tool.draw(rng))
+    doing, request = request_for(rng, call)
+    form = pick(rng, ("Which values does this request give?\n{}", "Which values are given here?\n{}"))
+    name, *lines = call_lines(call).split("\n")
+    return _turn(form.format(request), f"The user wants to {doing.words}: {name}", "\n".join(lines) or _NONE)
 
 
 def _parameters(rng: random.Random, tools: list[Function]) -> _Turn:
@@ -130,8 +140,8 @@ def _functions(rng: random.Random, tools: list[Function]) -> _Turn:
 
 _QUESTIONS_OF_FUNCTIONS = (_which, _which, _which, _fitting, _fitting, _parameters, _functions)
 _QUESTIONS = (
-    *_QUESTIONS_OF_FUNCTIONS, _parameters, _given, _given, _required, _required, _is_required, _type, _choices, _place,
-    _place, _owner,
+    *_QUESTIONS_OF_FUNCTIONS, _parameters, _given, _bound, _bound, _required, _required, _is_required, _type, _choices,
+    _place, _place, _owner,
 )  # fmt: skip
 _ORDINALS = ("first", "second", "third", "fourth")
 

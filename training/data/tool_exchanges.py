@@ -6,7 +6,7 @@ Owns the thoughts that lead to calls. Every call and every answer is a function 
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import Any, NamedTuple
 
 from training.data.arithmetic import addition_steps
 from training.data.chat import INTENTS, worded
@@ -47,21 +47,37 @@ _SMALL_TALK = tuple(intent for name, intent in INTENTS.items() if name not in _N
 _AGAIN = ("Now do the same {}.", "Do the same again, but {}.", "And now the same {}.", "Once more, {} this time.")
 
 
-def following(rng: random.Random, tools: list[Function], last: Exchange | None) -> Exchange:
-    if last and last.call and rng.random() < 0.5:
+class Chances(NamedTuple):
+    """How often something follows up on the exchange before; else how often each kind comes, the rest single calls."""
+
+    follow_up: float = 0.5
+    refused: float = 0.15
+    direct: float = 0.12
+    sequence: float = 0.18
+    parallel: float = 0.13
+
+
+_EXAMINED = Chances()
+
+
+def following(
+    rng: random.Random, tools: list[Function], last: Exchange | None, chances: Chances = _EXAMINED
+) -> Exchange:
+    if last and last.call and rng.random() < chances.follow_up:
         more = [name for name in last.fields if name not in last.asked]
         if more and rng.random() < 0.5:
             return _more(rng, last, pick(rng, more))
         if last.call.arguments:
             return _again(rng, last, last.call)
     kind = rng.random()
-    if kind < 0.15:
+    if kind < (bound := chances.refused):
         return refused(rng, tools)
-    if kind < 0.27:
+    if kind < (bound := bound + chances.direct):
         return direct(rng)
-    if kind < 0.45 and len(tools) > 1:
+    if kind < (bound := bound + chances.sequence) and len(tools) > 1:
         return sequence(rng, tools)
-    return parallel(rng, tools) if kind < 0.58 and can_be_parallel(tools) else single(rng, pick(rng, tools))
+    several = kind < bound + chances.parallel and can_be_parallel(tools)
+    return parallel(rng, tools) if several else single(rng, pick(rng, tools))
 
 
 def single(rng: random.Random, function: Function, arguments: dict[str, Any] | None = None) -> Exchange:

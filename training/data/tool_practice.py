@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from training.data.conversation import Conversation, seeded
-from training.data.tool_exchanges import following, parallel, refused, single
+from training.data.tool_exchanges import Chances, following, parallel, refused, single
 from training.data.tool_schemas import KINDS, TOPICS, Function, apart, below, function, pick, toolbox
 from training.data.tool_turns import Exchange, conversation_of, talk_of
 
@@ -18,6 +18,7 @@ _STYLES = ("snake", "snake", "snake", "camel", "dashed", "dotted")
 _TEXTS = tuple(key for key, kind in KINDS.items() if kind.type == "free" or key in ("url", "file", "email", "person"))
 _CHOICES = tuple(key for key, kind in KINDS.items() if kind.type in ("enum", "boolean"))
 _LISTS = tuple(key for key, kind in KINDS.items() if kind.type in ("strings", "integers", "object"))
+_MANY_CALLS = Chances(follow_up=0.4, refused=0.1, direct=0.05, sequence=0.15, parallel=0.3)
 _Lesson = tuple[list[Function], Exchange]
 
 
@@ -28,7 +29,7 @@ def tool_talk(split: str, index: int) -> Conversation:
     tools = toolbox(rng, 1 + below(rng, 7 - num_requests))
     exchanges: list[Exchange] = []
     for _ in range(num_requests):
-        exchanges.append(following(rng, tools, exchanges[-1] if exchanges else None))
+        exchanges.append(following(rng, tools, exchanges[-1] if exchanges else None, _MANY_CALLS))
     return talk_of(rng, "tool_talk", tools, exchanges)
 
 

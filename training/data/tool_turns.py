@@ -50,14 +50,17 @@ class Exchange:
 
 
 def different(wanted: int, ask: Callable[[], tuple[str, Step]]) -> list[Exchange]:
-    """As many exchanges as wanted, no question twice; fewer where there is not so much to ask."""
-    answers: dict[str, Step] = {}
+    """As many exchanges as wanted, none asked twice in other words; fewer where there is not so much to ask."""
+    exchanges: list[Exchange] = []
+    known: set[str] = set()  # questions, and thoughts, which say what is asked for
     for _ in range(4 * wanted):
         question, step = ask()
-        answers.setdefault(question, step)
-        if len(answers) == wanted:
-            break
-    return [Exchange(question, [step]) for question, step in answers.items()]
+        if question not in known and step.thought not in known:
+            exchanges.append(Exchange(question, [step]))
+            known |= {question, step.thought}
+            if len(exchanges) == wanted:
+                break
+    return exchanges
 
 
 def talk_of(rng: random.Random, task: str, tools: list[Function], exchanges: list[Exchange]) -> Conversation:

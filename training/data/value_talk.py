@@ -87,7 +87,7 @@ def _ask(rng: random.Random, request: _Request) -> tuple[str, Step]:
     if form < 0.2 or not call.function.parameters:
         return f"What is the action{of_call}?", Step(f"The user asks for the action{of_call}.", doing.words)
     style = pick(rng, ("words", "words", "snake", "camel"))
-    if form < 0.4:
+    if form < 0.45 and len(call.function.parameters) > 1:
         return _ask_all(rng, call, of_call, style)
     named, value = pick(rng, _values(call))
     name = named if style == "words" else spelled(named, style)
