@@ -74,10 +74,16 @@ class Choice:
 
     def finish(self, reason: FinishReason) -> None:
         """Lets go of all that was held back."""
-        self._open.text += self._detokenizer.finish()
+        half = self._detokenizer.finish()
+        self._open.text += half
+        _match_bytes(self._open)
         self._held.append(self._open)
         while self._held:
             self._release(self._held.popleft())
+        if half and not self._open.logprobs and self._logprobs:
+            # The beginning of a character that never came whole was in a token whose other text was let go before.
+            last = self._logprobs[-1]
+            self._logprobs[-1] = replace(last, raw=last.raw + half.encode())
         self._end(reason)
 
     def take(self) -> ChoiceDelta | None:
@@ -110,6 +116,7 @@ class Choice:
         if not text:
             return
         self._open = _Piece()
+        _match_bytes(piece)
         if self._stops is None or self._num_tokens <= self._request.sampling.min_tokens:
             self._release(piece)
             return
@@ -175,6 +182,15 @@ def _shown(raw: bytes) -> str:
 
 def _set_part(entries: list[TokenLogprob], part: Part) -> None:
     entries[:] = [entry if entry.part == "hidden" else replace(entry, part=part) for entry in entries]
+
+
+def _match_bytes(piece: _Piece) -> None:
+    """Bytes that are no UTF-8 are U+FFFD in the text; then the last of the tokens stands for all of it."""
+    text = piece.text.encode()
+    if piece.logprobs and b"".join(entry.raw for entry in piece.logprobs) != text:
+        *others, last = piece.logprobs
+        piece.logprobs = [replace(entry, raw=b"") for entry in others]
+        piece.logprobs.append(replace(last, raw=text))
 
 
 def _shorten(piece: _Piece, chars: int) -> None:

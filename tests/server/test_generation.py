@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any
@@ -253,6 +254,15 @@ def test_bytes_of_log_probabilities_join_to_the_answer_that_a_stop_string_cut(
     for said in (single_bytes("né 🙂!x"), ids("né 🙂!x")):
         engine = FakeEngine(partial(scripted, Say(said, 0, "length", scores(len(said)), together=together)))
         deltas = run(engine, request(stop=stop, sampling={"logprobs": 0}))
+        assert b"".join(entry.raw for entry in logprobs(deltas)).decode() == answer(deltas)
+
+
+def test_bytes_of_log_probabilities_join_to_the_answer_even_where_tokens_are_no_text() -> None:
+    generator = random.Random(3)
+    for length in range(1, 40):
+        said = generator.choices([*ids_of_byte().values(), *ids("🙂 é x")], k=length)
+        engine = FakeEngine(partial(scripted, Say(said, 0, "length", scores(length))))
+        deltas = run(engine, request(stop=("\ufffd\ufffdx",), sampling={"logprobs": 0}))
         assert b"".join(entry.raw for entry in logprobs(deltas)).decode() == answer(deltas)
 
 
