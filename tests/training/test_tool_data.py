@@ -15,7 +15,9 @@ import pytest
 from server.chat_template import ChatTemplate
 from training.data.conversation import Conversation
 from training.data.tool_exchanges import REFUSAL
-from training.data.tool_schemas import FIELDS, KINDS, TOPICS, VERBS, YES_NO, plural
+from training.data.tool_schemas import plural
+from training.data.tool_topics import FIELDS, TOPICS, VERBS, YES_NO
+from training.data.tool_values import KINDS
 from training.data.tools import tool_dialogue, tool_none, tool_parallel, tool_result, tool_single
 
 TASKS = (tool_single, tool_parallel, tool_none, tool_result, tool_dialogue)

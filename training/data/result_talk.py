@@ -25,18 +25,10 @@ from training.data.tool_results import (
     result_text,
     stated_names,
 )
-from training.data.tool_schemas import (
-    FIELDS,
-    TOPICS,
-    VERBS,
-    Function,
-    action,
-    below,
-    function,
-    pick,
-    toolbox,
-)
+from training.data.tool_schemas import Function, action, function, toolbox
+from training.data.tool_topics import FIELDS, TOPICS, VERBS
 from training.data.tool_turns import Call, Exchange, Step, call_lines, different, literal, talk_of
+from training.data.tool_values import below, pick
 
 _FIELDS = tuple(FIELDS)
 _ROW_TOPICS = tuple(topic for topic in TOPICS if any(VERBS[verb].article == "s" for verb in topic.verbs))

@@ -10,8 +10,9 @@ import random
 from training.data.conversation import Conversation, seeded
 from training.data.tool_exchanges import REFUSAL
 from training.data.tool_requests import request_for
-from training.data.tool_schemas import Function, Parameter, action, below, outside, pick, toolbox
+from training.data.tool_schemas import Function, Parameter, action, outside, toolbox
 from training.data.tool_turns import Call, Step, call_lines, different, talk_of
+from training.data.tool_values import below, pick
 
 _NONE = "None."
 _Turn = tuple[str, Step]  # question and answer

@@ -28,17 +28,10 @@ from training.data.tool_results import (
     stated_names,
     success_text,
 )
-from training.data.tool_schemas import (
-    FIELDS,
-    VERBS,
-    Function,
-    Parameter,
-    action,
-    below,
-    outside,
-    pick,
-)
+from training.data.tool_schemas import Function, Parameter, action, outside
+from training.data.tool_topics import FIELDS, VERBS
 from training.data.tool_turns import Call, Exchange, Step, call_lines, literal
+from training.data.tool_values import below, pick
 
 REFUSAL = "None of the available functions can do that."
 # Small talk that no topic of the functions can be meant by.

@@ -11,8 +11,10 @@ from dataclasses import replace
 
 from training.data.conversation import Conversation, seeded
 from training.data.tool_exchanges import Chances, following, parallel, refused, single
-from training.data.tool_schemas import KINDS, TOPICS, Function, apart, below, function, pick, toolbox
+from training.data.tool_schemas import Function, apart, function, toolbox
+from training.data.tool_topics import TOPICS
 from training.data.tool_turns import Exchange, conversation_of, talk_of
+from training.data.tool_values import KINDS, below, pick
 
 _STYLES = ("snake", "snake", "snake", "camel", "dashed", "dotted")
 _TEXTS = tuple(key for key, kind in KINDS.items() if kind.type == "free" or key in ("url", "file", "email", "person"))

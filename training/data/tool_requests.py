@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from training.data.tool_schemas import Action, Parameter, action, below, capital, joined, pick
+from training.data.tool_schemas import Action, Parameter, action, capital, joined
 from training.data.tool_turns import Call
+from training.data.tool_values import below, pick
 
 _LEADS = (
     ("", "."), ("", "."), ("", "!"), ("", ", please."), ("Please ", "."), ("Can you ", "?"), ("Could you ", "?"),

@@ -6,8 +6,10 @@ import json
 import random
 from typing import Any
 
-from training.data.tool_schemas import FIELDS, VERBS, YES_NO, Function, below, capital, joined, pick, spelled
+from training.data.tool_schemas import Function, capital, joined, spelled
+from training.data.tool_topics import FIELDS, VERBS, YES_NO
 from training.data.tool_turns import Call, Step, literal
+from training.data.tool_values import below, pick
 
 QUESTIONS = ("What is the {}?", "Tell me the {}.", "I want to know the {}.", "Give me the {}.", "Then tell me the {}.")
 _ERRORS = (

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from training.data.conversation import Conversation
-from training.data.tool_schemas import Function, pick
+from training.data.tool_schemas import Function
+from training.data.tool_values import pick
 
 _SYSTEMS = (
     "You are a helpful assistant.",

@@ -6,8 +6,9 @@ import random
 
 from training.data.conversation import Conversation, seeded
 from training.data.tool_exchanges import can_be_parallel, direct, following, parallel, refused, single
-from training.data.tool_schemas import below, pick, toolbox
+from training.data.tool_schemas import toolbox
 from training.data.tool_turns import Exchange, conversation_of
+from training.data.tool_values import below, pick
 
 
 def tool_single(split: str, index: int, *, num_tools: int | None = None) -> Conversation:

@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 from training.data.conversation import Conversation, seeded
 from training.data.tool_exchanges import two_or_three
 from training.data.tool_requests import once_each_request, request_for, several_requests
-from training.data.tool_schemas import TOPICS, Action, Function, action, below, function, joined, pick, spelled, toolbox
+from training.data.tool_schemas import Action, Function, action, function, joined, spelled, toolbox
+from training.data.tool_topics import TOPICS
 from training.data.tool_turns import Call, Exchange, Step, different, literal, talk_of
+from training.data.tool_values import below, pick
 
 NOT_GIVEN = "not given"
 _OPENINGS = ("Request: {}", "Here is a request:\n{}", "Read this request.\n{}", "A user writes:\n{}")
