@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import heapq
 import time
-from bisect import bisect_left, insort
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from engine.cache.groups import HybridCache, SequencePages
 from engine.config.capacity import CapacityPlan
 from engine.config.engine import EngineConfig
-from engine.sched.batch import Output, Scheduled, ScheduledBatch
+from engine.sched.batch import Output, ScheduledBatch
+from engine.sched.ranked import Ranked
 from engine.sched.request import Request, State
+from engine.sched.step import Step
 from engine.sched.submission import Submission
 from engine.wire.messages import Finished, FinishReason, Submit
 
@@ -51,8 +52,8 @@ class Scheduler:
         self._cache = HybridCache(plan, config.enable_prefix_caching)
         self._clock = clock
         self._submissions: dict[str, Submission] = {}
-        self._waiting: list[Request] = []  # both by rank
-        self._running: list[Request] = []
+        self._waiting = Ranked()
+        self._running = Ranked()
         self._deadlines: list[tuple[float, int, str]] = []  # heap of time, arrival, id
         self._alone: Request | None = None  # runs without company until it ends, see _start_over
         self._num_submissions = 0
@@ -137,9 +138,9 @@ class Scheduler:
     def schedule(self) -> ScheduledBatch | None:
         """The next batch; None if there is nothing to do."""
         self._num_steps += 1
-        step = _Step(self._plan.max_num_batched_tokens)
+        step = Step(self._plan.max_num_batched_tokens)
         prefills = []
-        for request in tuple(self._running):
+        for request in self._running:
             if request.state is not State.RUNNING:
                 continue  # preempted for one before it
             if not request.decodes:
@@ -153,7 +154,7 @@ class Scheduler:
                     step.add(request, num_tokens)
         if not step.preempted or self._alone is not None:
             self._admit(step)
-        return _batch(step.planned)
+        return step.batch()
 
     def advance(self, batch: ScheduledBatch, sampled: Mapping[Request, int]) -> list[Output]:
         """The batch has run. `sampled`: the new token of each request in it that samples."""
@@ -178,7 +179,7 @@ class Scheduler:
 
     # ---- room
 
-    def _make_room(self, request: Request, wanted: int, step: _Step) -> int:
+    def _make_room(self, request: Request, wanted: int, step: Step) -> int:
         """Pages for up to `wanted` more tokens, if need be from requests that rank below. Returns for how many."""
         pages = request.pages
         assert pages is not None
@@ -186,8 +187,8 @@ class Scheduler:
         if start + wanted <= pages.capacity:
             return wanted
         while (num_tokens := self._cache.grow(pages, start + wanted) - start) == 0:
-            victim = self._running[-1]
-            if victim is not request:
+            victim = self._running.worst
+            if victim is not None and victim is not request:
                 self._preempt(victim, step)
             else:
                 if len(self._running) == 1:
@@ -195,17 +196,17 @@ class Scheduler:
                 return 0
         return num_tokens
 
-    def _preempt(self, request: Request, step: _Step) -> None:
+    def _preempt(self, request: Request, step: Step) -> None:
         assert request.pages is not None
         self._cache.end(request.pages, resumes=True)
-        _remove(self._running, request)
+        self._running.remove(request)
         request.preempt()
-        insort(self._waiting, request, key=_rank)
-        step.remove(request)
+        self._waiting.add(request)
+        step.preempt(request)
         self._preemptions += 1
         self._next_try = 0
 
-    def _start_over(self, request: Request, step: _Step) -> None:
+    def _start_over(self, request: Request, step: Step) -> None:
         """Nobody else runs, and yet there is no room: pages lie scattered over slabs that then cannot change groups.
 
         In an empty cache its pages come in order and fit, if it has no company again; `CapacityPlan` sees to that.
@@ -216,7 +217,7 @@ class Scheduler:
 
     # ---- admission
 
-    def _admit(self, step: _Step) -> None:
+    def _admit(self, step: Step) -> None:
         if self._num_steps < self._next_try:
             return
         while step.budget and len(self._running) < self._plan.max_num_seqs:
@@ -231,7 +232,7 @@ class Scheduler:
 
     def _next_waiting(self) -> Request | None:
         if self._alone is None:
-            return self._waiting[0] if self._waiting else None
+            return self._waiting.best
         return self._alone if self._alone.state is State.WAITING else None
 
     def _start(self, request: Request, budget: int) -> int:
@@ -251,9 +252,9 @@ class Scheduler:
             self._cache.end(pages, resumes=True)
             return 0
         self._note_start(request, pages.num_hit)
-        _remove(self._waiting, request)
+        self._waiting.remove(request)
         request.run(pages)
-        insort(self._running, request, key=_rank)
+        self._running.add(request)
         return num_tokens
 
     def _begin(self, request: Request) -> SequencePages:
@@ -276,8 +277,8 @@ class Scheduler:
 
     def _queue(self, request: Request) -> None:
         request.wait()
-        insort(self._waiting, request, key=_rank)
-        if self._waiting[0] is request:
+        self._waiting.add(request)
+        if self._waiting.best is request:
             self._next_try = 0
 
     def _queue_held(self, submission: Submission) -> None:
@@ -288,9 +289,9 @@ class Scheduler:
         if request.state is State.RUNNING:
             assert request.pages is not None
             self._cache.end(request.pages, resumes=False)
-            _remove(self._running, request)
+            self._running.remove(request)
         elif request.state is State.WAITING:
-            _remove(self._waiting, request)
+            self._waiting.remove(request)
         request.end(reason)
         self._num_unfinished -= 1
         self._next_try = 0
@@ -312,58 +313,16 @@ class Scheduler:
 
     def _close(self, submission: Submission) -> Finished:
         del self._submissions[submission.submit.request_id]
-        return submission.finished(self._clock())
+        finished = submission.finished(self._clock())
+        submission.choices = ()  # they know the submission too: without this, only a garbage collection would free them
+        return finished
 
     def check_integrity(self) -> None:
         """For tests."""
         choices = [choice for submission in self._submissions.values() for choice in submission.choices]
         for state, queue in ((State.WAITING, self._waiting), (State.RUNNING, self._running)):
-            assert queue == sorted((choice for choice in choices if choice.state is state), key=_rank)
+            mine = sorted(choice.rank for choice in choices if choice.state is state)
+            assert [request.rank for request in queue] == mine
         assert self._num_unfinished == sum(choice.state is not State.ENDED for choice in choices)
         assert all(choice.num_computed < len(choice.tokens) for choice in choices if choice.state is not State.ENDED)
         self._cache.check_integrity(request.pages for request in self._running if request.pages is not None)
-
-
-class _Step:
-    """The batch in the making."""
-
-    def __init__(self, budget: int) -> None:
-        self.budget = budget  # tokens
-        self.planned: dict[Request, int] = {}
-        self.preempted = False
-
-    def add(self, request: Request, num_tokens: int) -> None:
-        self.planned[request] = num_tokens
-        self.budget -= num_tokens
-
-    def remove(self, request: Request) -> None:
-        self.budget += self.planned.pop(request, 0)
-        self.preempted = True
-
-
-def _batch(planned: Mapping[Request, int]) -> ScheduledBatch | None:
-    if not planned:
-        return None
-    decodes: list[Scheduled] = []
-    prefills: list[Scheduled] = []
-    for request, num_tokens in planned.items():
-        pages = request.pages
-        assert pages is not None
-        start = request.num_computed
-        end = start + num_tokens
-        tokens = request.tokens
-        ids = tuple(tokens[start:end])
-        samples = end == len(tokens) and request.sampling.max_tokens > 0
-        item = Scheduled(request, start, num_tokens, ids, *pages.tables, samples)
-        (decodes if request.decodes else prefills).append(item)
-    return ScheduledBatch((*decodes, *prefills), len(decodes), sum(planned.values()))
-
-
-def _rank(request: Request) -> tuple[int, int, int]:
-    return request.rank
-
-
-def _remove(queue: list[Request], request: Request) -> None:
-    place = bisect_left(queue, request.rank, key=_rank)
-    assert queue[place] is request
-    del queue[place]

@@ -17,7 +17,7 @@ class Submission:
         self.kept = kept  # page numbers at whose windows other requests are likely to go on
         self.cached_tokens = 0  # of the prompt
         self.aborted = False
-        self.choices = tuple(Request(self, index, max_model_len) for index in range(submit.n))
+        self.choices: tuple[Request, ...] = tuple(Request(self, index, max_model_len) for index in range(submit.n))
 
     @property
     def ended(self) -> bool:

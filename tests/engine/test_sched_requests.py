@@ -1,5 +1,7 @@
 """A request from submission to its one terminal message: refusals, ends, aborts in every state, deadlines."""
 
+import gc
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -269,3 +271,17 @@ def test_a_request_that_wants_its_prompts_logprobs_computes_all_of_it_and_its_ot
     assert (1, 36) in computed
     assert run.finished["b"].cached_tokens == 0
     assert run.answers["b", 0] == expected_answer(run.submits["b"], 0, 60)[0]
+
+
+def test_nothing_of_a_request_that_is_over_is_left_to_the_garbage_collector() -> None:
+    run = Run(ROOMY)
+    run.submit("a", PROMPT, n=2)
+    run.step()
+    gone = weakref.ref(run.batches[-1].items[0].request)
+    run.until_idle()
+    gc.disable()
+    try:
+        run.batches.clear()
+        assert gone() is None
+    finally:
+        gc.enable()
