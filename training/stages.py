@@ -11,7 +11,7 @@ from typing import Literal
 from training.packing import Caps
 from training.tasks import PRACTICE, TASKS
 
-FLAT_SHORT, FLAT_LONG = 1024, 8192
+FLAT_SHORT, FLAT_LONG = 2048, 8192
 
 
 @dataclass(frozen=True)
