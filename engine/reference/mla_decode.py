@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.reference.rows import RowList
 
-_CHUNK_VALUES = 1 << 22  # bounds the gathered rows of a long prefill
+_CHUNK_VALUES = 1 << 18  # gathered rows at a time in a long prefill: they fit into a core's cache
 
 
 def mla_decode(q: Tensor, cache: Tensor, rows: RowList, rank: int, scale: float) -> Tensor:
