@@ -5,6 +5,8 @@ Owns the weights. Knows nothing of requests, sampling or which pages are whose: 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -75,9 +77,11 @@ class TextModel:
         return F.embedding(ids, self._embedding)
 
     @torch.inference_mode()
-    def forward(self, tokens: Tensor, ctx: ForwardContext, pool: KvPool) -> Tensor:
+    def forward(
+        self, tokens: Tensor, ctx: ForwardContext, pool: KvPool, on_layer: Callable[[], None] | None = None
+    ) -> Tensor:
         """tokens: int64 ids [tokens], or their embeddings [tokens, hidden], media rows in place → hidden states of the
-        same tokens after the final norm."""
+        same tokens after the final norm. `on_layer` is called after each layer, for whoever watches that work moves."""
         hidden = tokens if tokens.is_floating_point() else self.embed(tokens)
         turns = (table.index_select(0, ctx.positions).unsqueeze(1) for table in (self._dsa_turns, self._swa_turns))
         dsa = dsa_step(ctx, pool, self.config, next(turns))
@@ -88,6 +92,8 @@ class TextModel:
                 hidden = layer.forward(hidden, dsa, cache)
             else:
                 hidden = layer.forward(hidden, swa, LayerCache(pool.swa_latent.layers[layer.place], None))
+            if on_layer is not None:
+                on_layer()
         return self._ops.rms_norm(hidden, self._norm)
 
     __call__ = forward

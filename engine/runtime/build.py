@@ -21,7 +21,7 @@ from engine.runtime.loop import Loop, Progress
 from engine.runtime.runner import Runner
 from engine.runtime.sampler import Sampler
 from engine.sched.scheduler import Scheduler
-from engine.wire.messages import PROTOCOL_VERSION, GroupCapacity, Ready
+from engine.wire.messages import PROTOCOL_VERSION, GroupCapacity, Ready, Sampling, Submit
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -46,9 +46,23 @@ def build(folder: Path, engine: EngineConfig, worker_id: str) -> Built:
     plan = plan_capacity(model_config, engine, _free_bytes(device))
     log.info("%s in %s on %s\n%s", folder, engine.dtype, engine.device, plan.report())
     sampler = Sampler(model_config.vocab_size, device, engine.seed)
-    scheduler = Scheduler(engine, plan)
-    loop = Loop(scheduler, Runner(model, KvPool(plan, device), plan, sampler), model_config.vocab_size, Progress())
+    progress = Progress()
+    # On a GPU a layer is done long after it was launched, so that there only whole steps tell of progress.
+    on_layer = progress.stamp if device.type == "cpu" else None
+    runner = Runner(model, KvPool(plan, device), plan, sampler, on_layer)
+    _warm_up(runner, engine, plan)
+    loop = Loop(Scheduler(engine, plan), runner, model_config.vocab_size, progress)
     return Built(loop, _announcement(folder, engine, plan, model_config, worker_id))
+
+
+def _warm_up(runner: Runner, engine: EngineConfig, plan: CapacityPlan) -> None:
+    """A request before the first one: what is slow only once, or does not work at all, shows before Ready."""
+    scheduler = Scheduler(engine, plan)
+    length = min(2 * plan.page_size, plan.max_model_len - 2)
+    scheduler.submit(Submit("warm-up", tuple(range(length)), Sampling(max_tokens=2, top_p=0.9, seed=0)))
+    while (batch := scheduler.schedule()) is not None:
+        scheduler.advance(batch, runner.run(batch).tokens)
+        runner.release_ended()
 
 
 def _announcement(folder: Path, engine: EngineConfig, plan: CapacityPlan, model: ModelConfig, worker_id: str) -> Ready:

@@ -5,7 +5,7 @@ Owns the sampler, the step's buffers and the prompt log-probabilities under way.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -26,10 +26,14 @@ _PROMPT_ROWS_AT_ONCE = 256  # bounds the logits [rows, vocab] in memory
 
 
 class Runner:
-    def __init__(self, model: TextModel, pool: KvPool, plan: CapacityPlan, sampler: Sampler) -> None:
+    def __init__(
+        self, model: TextModel, pool: KvPool, plan: CapacityPlan, sampler: Sampler, on_layer: Callable[[], None] | None
+    ) -> None:
+        """`on_layer` is called whenever the model has moved on by a layer."""
         self._model = model
         self._pool = pool
         self._sampler = sampler
+        self._on_layer = on_layer
         self._device = model.device
         self._inputs = StepInputBuilder(
             plan.page_size, plan.max_model_len, plan.max_num_seqs, plan.max_num_batched_tokens
@@ -41,7 +45,7 @@ class Runner:
         requests = [item.request for item in batch.items]
         inputs = self._inputs.build(requests, batch.items)
         context = self._context(inputs, batch.num_decodes)
-        hidden = self._model.forward(self._to_device(inputs.token_ids), context, self._pool)
+        hidden = self._model.forward(self._to_device(inputs.token_ids), context, self._pool, self._on_layer)
         prompt_logprobs = self._read_prompts(batch, inputs, hidden)
         sampling = [row for row, item in enumerate(batch.items) if item.samples]
         if not sampling:
