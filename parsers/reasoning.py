@@ -1,18 +1,19 @@
 """Sets thinking apart from the answer: `<think>\\n…\\n</think>\\n\\n` before it, as the Dots3 template writes.
 
-Only a tag at the very start opens thinking, and the first closing tag ends it; any other is text. Thinking is trimmed,
-and up to two newlines behind it go. Knows nothing of tool calls.
+Only a marked tag at the very start opens thinking, and the first closing one ends it; any other is text. Thinking is
+trimmed, and up to two newlines behind it go. Knows nothing of tool calls.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
+from parsers.control_tags import CLOSE_THINKING, OPEN_THINKING, marked
 from parsers.events import Event, ReasoningDelta, TextDelta
 from parsers.tag_scanner import TagScanner
 
-OPEN, CLOSE = "<think>", "</think>"
 NEWLINES_BEHIND = 2
+_OPEN, _CLOSE = marked(OPEN_THINKING), marked(CLOSE_THINKING)
 
 # Where the prompt leaves the model: at the start of its turn; behind an opening tag; amid thinking or amid the answer
 # that it is to continue.
@@ -24,7 +25,7 @@ class ReasoningParser:
         self._state: Literal["turn", "opened", "thinking", "behind", "answer"] = begin
         self._space: list[str] = []  # that comes before thinking or an answer, or may turn out to be its end
         self._opening = ""  # what may become the opening tag
-        self._closing = TagScanner(CLOSE)
+        self._closing = TagScanner(_CLOSE)
         self._thought = begin == "thinking"  # something visible has been thought
         self._newlines = 0  # dropped behind the closing tag
 
@@ -63,13 +64,13 @@ class ReasoningParser:
         visible = text.lstrip()
         self._space.append(text[: len(text) - len(visible)])
         self._opening = ""
-        if OPEN.startswith(visible) and visible != OPEN:
+        if _OPEN.startswith(visible) and visible != _OPEN:
             self._opening = visible
             return []
-        if visible.startswith(OPEN):
+        if visible.startswith(_OPEN):
             self._space.clear()
             self._state = "thinking"
-            return self._think(visible[len(OPEN) :])
+            return self._think(visible[len(_OPEN) :])
         if self._state == "opened":
             self._space.clear()
             self._state = "thinking"

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from parsers.base import Parser
-from parsers.reasoning import CLOSE, OPEN, Begin, ReasoningParser
+from parsers.reasoning import Begin, ReasoningParser
 from parsers.response import ResponseParser, ThinkingParser
-
-# Control strings that carry structure: they have to reach the parsers even where others are left out of the text.
-STRUCTURE = (OPEN, CLOSE, "<dots_function_call>", "</dots_function_call>")
 
 REASONING: dict[str, Callable[[Begin], ThinkingParser | None]] = {"dots": ReasoningParser, "none": lambda _: None}
 # Calls are text until a parser of the format stands here.

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from parsers.base import Parser
-from parsers.events import Event, TextDelta
+from parsers.control_tags import without_marks
+from parsers.events import Event, ReasoningDelta, TextDelta
 
 
 class ThinkingParser(Parser, Protocol):
@@ -39,19 +40,31 @@ class ResponseParser:
     def feed(self, text: str) -> list[Event]:
         if not text:
             return []
-        return self._through_tools([TextDelta(text)] if self._reasoning is None else self._reasoning.feed(text))
+        return self._finished([TextDelta(text)] if self._reasoning is None else self._reasoning.feed(text))
 
     def finish(self) -> list[Event]:
-        events = self._through_tools([] if self._reasoning is None else self._reasoning.finish())
-        return events if self._tools is None else events + self._tools.finish()
+        events = self._finished([] if self._reasoning is None else self._reasoning.finish())
+        return events if self._tools is None else events + _clean(self._tools.finish())
 
-    def _through_tools(self, events: list[Event]) -> list[Event]:
+    def _finished(self, events: list[Event]) -> list[Event]:
+        """Through the tool-call parser, and without marks."""
         if self._tools is None:
-            return events
-        passed: list[Event] = []
+            return _clean(events)
+        finished: list[Event] = []
         for event in events:
-            passed += self._tools.feed(event.text) if isinstance(event, TextDelta) else [event]
-        return passed
+            finished += self._tools.feed(event.text) if isinstance(event, TextDelta) else [event]
+        return _clean(finished)
+
+
+def _clean(events: list[Event]) -> list[Event]:
+    cleaned: list[Event] = []
+    for event in events:
+        if isinstance(event, TextDelta | ReasoningDelta) and (text := without_marks(event.text)) != event.text:
+            if text:
+                cleaned.append(type(event)(text))
+        else:
+            cleaned.append(event)
+    return cleaned
 
 
 def parse_whole(parser: Parser, text: str) -> list[Event]:

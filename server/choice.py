@@ -6,14 +6,15 @@ Owns the order of those steps, and that log-probabilities come with the text the
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from engine.wire.messages import FinishReason, TokenLogprobs, Tokens
+from parsers.control_tags import marked
 from parsers.events import Event, ReasoningDelta, TextDelta
 from parsers.response import ResponseParser
 from server.deltas import ChoiceDelta, Part, TokenLogprob
-from server.detokenizer import Detokenizer, TokenTable
+from server.detokenizer import Detokenizer
 from server.prompt import ValidRequest
 from server.stop_strings import StopStrings
 
@@ -25,6 +26,7 @@ class _Piece:
     """Tokens that come to whole characters together, not let go yet."""
 
     text: str = ""
+    tag: str | None = None  # that it ends in, as one token
     num_tokens: int = 0
     logprobs: list[TokenLogprob] = field(default_factory=list)
 
@@ -33,15 +35,22 @@ class Choice:
     """Push what the engine sends, then take what a client may see of it."""
 
     def __init__(
-        self, request: ValidRequest, index: int, table: TokenTable, skipped: Collection[int], parser: ResponseParser
+        self,
+        request: ValidRequest,
+        index: int,
+        detokenizer: Detokenizer,
+        tags: Mapping[int, str],
+        parser: ResponseParser,
     ) -> None:
+        """`tags`: control tokens that the parser looks for."""
         self.finish_reason: FinishReason | None = None
         self.stopped_after: int | None = None  # tokens, where a stop string was found
         self.reasoning_tokens = 0
         self._request = request
         self._index = index
-        self._table = table
-        self._detokenizer = Detokenizer(table, skipped)
+        self._table = detokenizer.table
+        self._detokenizer = detokenizer
+        self._tags = tags
         self._stops = StopStrings(request.stop) if request.stop else None
         self._parser = parser
         self._num_tokens = 0
@@ -109,6 +118,7 @@ class Choice:
         text = "" if silent else self._detokenizer.feed(token)
         piece = self._open
         piece.text += text
+        piece.tag = self._tags.get(token)
         piece.num_tokens += 1
         if entry is not None:
             raw = b"" if silent else self._detokenizer.raw(token)
@@ -145,7 +155,10 @@ class Choice:
 
     def _release(self, piece: _Piece) -> None:
         thinking, between = self._parser.thinking, self._parser.between
-        events = self._parser.feed(piece.text)
+        text = piece.text
+        if piece.tag is not None and text.endswith(piece.tag):
+            text = text.removesuffix(piece.tag) + marked(piece.tag)
+        events = self._parser.feed(text)
         self._events += events
         if thinking or self._parser.thinking:
             self.reasoning_tokens += piece.num_tokens
@@ -195,7 +208,7 @@ def _match_bytes(piece: _Piece) -> None:
 
 def _shorten(piece: _Piece, chars: int) -> None:
     """Keeps the first characters, and of the tokens' bytes those that come to them."""
-    piece.text = piece.text[:chars]
+    piece.text, piece.tag = piece.text[:chars], None
     room = len(piece.text.encode())
     kept = []
     for entry in piece.logprobs:

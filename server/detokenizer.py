@@ -35,21 +35,21 @@ class Detokenizer:
     """One stream of tokens. Bytes that are no UTF-8 become U+FFFD as soon as that is certain."""
 
     def __init__(self, table: TokenTable, skipped: Collection[int] = ()) -> None:
-        self._table = table
+        self.table = table
         self._skipped = skipped
         self._decoder = _Utf8Decoder("replace")
         self._pending = False  # the decoder holds the beginning of a character: at most 3 bytes
 
     def raw(self, token_id: int) -> bytes:
         """What the token adds to the text, in bytes."""
-        return b"" if token_id in self._skipped else self._table.raw(token_id)
+        return b"" if token_id in self._skipped else self.table.raw(token_id)
 
     def feed(self, token_id: int) -> str:
         if token_id in self._skipped:
             return ""
-        if not self._pending and (text := self._table.text(token_id)) is not None:
+        if not self._pending and (text := self.table.text(token_id)) is not None:
             return text
-        decoded = self._decoder.decode(self._table.raw(token_id))
+        decoded = self._decoder.decode(self.table.raw(token_id))
         self._pending = bool(self._decoder.getstate()[0])
         return decoded
 

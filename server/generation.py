@@ -11,10 +11,11 @@ from collections.abc import AsyncGenerator
 import msgspec
 
 from engine.wire.messages import Failed, Finished, Submit, Tokens
-from parsers.registry import STRUCTURE, response_parser
+from parsers.control_tags import STRUCTURE
+from parsers.registry import response_parser
 from server.choice import Choice
 from server.deltas import ChoiceDelta, Done, Usage
-from server.detokenizer import TokenTable
+from server.detokenizer import Detokenizer, TokenTable
 from server.engine_client import Engine
 from server.errors import RequestError
 from server.prompt import ValidRequest
@@ -32,8 +33,8 @@ class Generation:
         self._reasoning_parser = reasoning_parser
         self._tool_call_parser = tool_call_parser
         self._table = TokenTable(tokenizer)
-        structure = {tokenizer.token_id(tag) for tag in STRUCTURE if tag in tokenizer.control_tokens}
-        self._skipped = tokenizer.control_ids - structure
+        self._tags = {tokenizer.token_id(tag): tag for tag in STRUCTURE if tag in tokenizer.control_tokens}
+        self._skipped = tokenizer.control_ids - self._tags.keys()
 
     async def __call__(self, request: ValidRequest) -> AsyncGenerator[ChoiceDelta | Done, None]:
         """Raises RequestError where the engine cannot serve it, before the first delta or amid them."""
@@ -67,7 +68,8 @@ class Generation:
             parser = response_parser(self._reasoning_parser, self._tool_call_parser, request.begin)
         else:
             parser = response_parser("none", "none", "answer")
-        return Choice(request, index, self._table, self._skipped if request.skip_special_tokens else (), parser)
+        detokenizer = Detokenizer(self._table, self._skipped if request.skip_special_tokens else ())
+        return Choice(request, index, detokenizer, self._tags, parser)
 
     def _done(self, request: ValidRequest, event: Finished, choices: list[Choice]) -> Done:
         for index, choice in enumerate(choices):

@@ -15,7 +15,8 @@ from typing import Literal
 import jinja2
 
 from engine.wire.messages import Sampling
-from parsers.reasoning import CLOSE, OPEN, Begin
+from parsers.control_tags import CLOSE_THINKING, OPEN_THINKING
+from parsers.reasoning import Begin
 from server.chat_template import ChatTemplate, Segment
 from server.errors import RequestError
 from server.generation_defaults import GenerationDefaults
@@ -211,11 +212,11 @@ def _begin(segments: Sequence[Segment]) -> Begin:
     """Where the end of a prompt leaves the model: told by what stands behind the last mark of a turn."""
     tail: list[Segment] = []
     for segment in reversed(segments):
-        if segment.control and segment.text not in (OPEN, CLOSE):
+        if segment.control and segment.text not in (OPEN_THINKING, CLOSE_THINKING):
             break
         tail.insert(0, segment)
     marks = [place for place, segment in enumerate(tail) if segment.control]
     said = "".join(segment.text for segment in tail[marks[-1] + 1 if marks else 0 :]).strip()
-    if marks and tail[marks[-1]].text == OPEN:
+    if marks and tail[marks[-1]].text == OPEN_THINKING:
         return "thinking" if said else "opened"
     return "answer" if said else "turn"

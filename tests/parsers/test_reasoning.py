@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from parsers.control_tags import with_marks
 from parsers.events import ReasoningDelta, TextDelta
 from parsers.reasoning import Begin, ReasoningParser
 from parsers.registry import response_parser
@@ -50,13 +51,13 @@ def splits(text: str) -> Iterator[list[str]]:
     for cut in range(1, len(text)):
         yield [text[:cut], text[cut:]]
     yield list(text)
-    generator = random.Random(text)
+    generator = random.Random(len(text))
     for _ in range(50):
         cuts = sorted(generator.choices(range(len(text) + 1), k=generator.randint(2, 8)))
         yield [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
 
-def read(parser: ReasoningParser | ResponseParser, pieces: list[str]) -> tuple[str, str]:
+def read(parser: ResponseParser, pieces: list[str]) -> tuple[str, str]:
     events = [event for piece in pieces for event in parser.feed(piece)] + parser.finish()
     assert all(isinstance(event, TextDelta | ReasoningDelta) and event.text for event in events)
     thinking = "".join(event.text for event in events if isinstance(event, ReasoningDelta))
@@ -66,22 +67,36 @@ def read(parser: ReasoningParser | ResponseParser, pieces: list[str]) -> tuple[s
 
 @pytest.mark.parametrize(("begin", "text", "thinking", "answer"), TRANSCRIPTS)
 def test_every_split_gives_the_same_thinking_and_answer(begin: Begin, text: str, thinking: str, answer: str) -> None:
-    for pieces in splits(text):
-        assert read(ReasoningParser(begin), pieces) == (thinking, answer), pieces
+    for pieces in splits(with_marks(text)):
         assert read(response_parser("dots", "dots", begin), pieces) == (thinking, answer), pieces
 
 
 def test_only_what_may_begin_the_closing_tag_is_held_back() -> None:
     parser = ReasoningParser()
-    parser.feed("<think>")
-    for piece, given in [("ab", "ab"), ("c<", "c"), ("/thin", ""), ("g", "</thing"), ("d </", "d")]:
+    parser.feed(with_marks("<think>"))
+    close = with_marks("</think>")
+    for piece, given in [
+        ("ab", "ab"),
+        ("c" + close[:3], "c"),
+        (close[3:6], ""),
+        ("g", close[:6] + "g"),
+        ("d <", "d <"),
+    ]:
         assert "".join(event.text for event in parser.feed(piece) if isinstance(event, ReasoningDelta)) == given
+
+
+def test_tags_that_are_only_spelled_are_text() -> None:
+    text = "<think>a</think>b"
+    assert parse_whole(response_parser("dots", "dots", "turn"), text) == [TextDelta(text)]
+    thought = parse_whole(response_parser("dots", "dots", "turn"), with_marks("<think>") + "a</think>b")
+    assert thought == [ReasoningDelta("a</think>b")]
 
 
 def test_thinking_is_told_while_it_lasts() -> None:
     parser = ReasoningParser()
     told = []
-    for piece in ("<think>", "\n", "a", "</thi", "nk>", "\n\n", "b"):
+    close = with_marks("</think>")
+    for piece in (with_marks("<think>"), "\n", "a", close[:4], close[4:], "\n\n", "b"):
         parser.feed(piece)
         told.append(parser.thinking)
     assert told == [True, True, True, True, False, False, False]
@@ -91,7 +106,7 @@ def test_thinking_is_told_while_it_lasts() -> None:
 
 def test_without_a_reasoning_parser_tags_are_answer() -> None:
     text = "<think>a</think>b"
-    assert parse_whole(response_parser("none", "none", "turn"), text) == [TextDelta(text)]
+    assert parse_whole(response_parser("none", "none", "turn"), with_marks(text)) == [TextDelta(text)]
 
 
 def test_an_unknown_parser_is_refused_by_name() -> None:
@@ -103,7 +118,7 @@ def test_long_space_before_thinking_costs_linear_time() -> None:
     parser = ReasoningParser()
     for _ in range(200_000):
         assert parser.feed("\n") == []
-    assert parser.feed("<think>a</think>b") == [ReasoningDelta("a"), TextDelta("b")]
+    assert parser.feed(with_marks("<think>a</think>b")) == [ReasoningDelta("a"), TextDelta("b")]
 
 
 def test_scanner_finds_the_tag_that_begins_first_and_then_the_one_named_first() -> None:

@@ -119,6 +119,20 @@ def test_thinking_is_set_apart_and_its_tokens_are_counted() -> None:
     assert done(deltas).usage.reasoning_tokens == 2 + len(ids("\nTwo and two.\n"))
 
 
+def test_thinking_that_is_only_spelled_is_answer() -> None:
+    said = [*ids("<think>a</think>b"), END]
+    assert THINK not in said
+    deltas = run(FakeEngine(saying(said)), request())
+    assert (thinking(deltas), answer(deltas)) == ("", "<think>a</think>b")
+    assert done(deltas).usage.reasoning_tokens == 0
+
+
+def test_a_stray_tag_behind_half_a_character_is_still_a_tag() -> None:
+    said = [THINK, *single_bytes("a🙂")[:3], END_THINK, *ids("b"), END]
+    deltas = run(FakeEngine(saying(said)), request(sampling={"logprobs": 0}))
+    assert (thinking(deltas), answer(deltas)) == ("a\ufffd", "b")
+
+
 def test_a_prompt_that_opened_thinking_is_known_to_the_parser() -> None:
     deltas = run(FakeEngine(saying([*ids("so\n"), END_THINK, *ids("yes"), END])), request(begin="opened"))
     assert (thinking(deltas), answer(deltas)) == ("so", "yes")
