@@ -26,7 +26,7 @@ from server.middleware import OUTCOME
 logger = logging.getLogger("dots3.answer")
 
 _TICK_S = 1.0
-_FIRST_PING_S = 2.0  # until then an error can still have a status of its own
+FIRST_PING_S = 2.0  # until then an error can still have a status of its own
 _PING_S = 10.0
 _LONG_ANSWER_TOKENS = 256  # a body of more is rendered in a thread
 
@@ -151,7 +151,7 @@ class Answer(Response):
         if self._write_began_s is not None:
             blocked = now_s - self._write_began_s > self._job.limits.write_timeout_s
             return RequestError("client_closed", "The client does not read") if blocked else None
-        patience_s = _PING_S if self._started else _FIRST_PING_S
+        patience_s = _PING_S if self._started else FIRST_PING_S
         if self._job.stream is not None and now_s - self._last_write_s >= patience_s:
             return await self._write_in_time(send, sse.PING)
         return None

@@ -18,9 +18,10 @@ import uvicorn
 from server.admission import Admission
 from server.app import create_app
 from server.generation import Generation
+from server.http_protocol import JsonErrorsProtocol
 from server.prompt import Prompts
 from server.settings import load_settings
-from tests.support.fake_engine import FakeEngine, Script, saying
+from tests.support.fake_engine import READY, FakeEngine, Script, saying
 
 MODEL_FOLDER = Path(__file__).resolve().parents[2] / "models" / "dots3-note-tiny"
 MODEL = MODEL_FOLDER.name
@@ -50,6 +51,22 @@ class LiveGateway:
     admission: Admission
     client: httpx.Client
 
+    def fresh(self) -> LiveGateway:
+        """As it began, but for its metrics: starting another would cost more than most tests do."""
+        self.engine.script, self.engine.ready, self.engine.state = says("Hello."), READY, "ready"
+        for kept in (self.engine.submitted, self.engine.stopped, self.engine.aborted):
+            kept.clear()
+        self.admission.draining = False
+        return self
+
+    def count(self, sample: str) -> float:
+        """Of /metrics, by name and labels."""
+        return self.counts()[sample]
+
+    def counts(self) -> dict[str, float]:
+        lines = self.client.get("/metrics").text.splitlines()
+        return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
+
     def chat(self, **fields: Any) -> httpx.Response:
         body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]} | fields
         return self.client.post("/v1/chat/completions", json=body)
@@ -66,7 +83,15 @@ def live_gateway(flags: dict[str, Any] | None = None, script: Script | None = No
     admission = Admission(settings.max_queue, num_slots=lambda: 16)
     app = create_app(settings, engine, prompts(), Generation(engine, prompts().tokenizer), admission)
     server = uvicorn.Server(
-        uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", access_log=False, lifespan="off")
+        uvicorn.Config(
+            app,
+            host="127.0.0.1",
+            port=0,
+            http=JsonErrorsProtocol,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+        )
     )
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
     thread.start()
