@@ -325,4 +325,5 @@ class Scheduler:
             assert [request.rank for request in queue] == mine
         assert self._num_unfinished == sum(choice.state is not State.ENDED for choice in choices)
         assert all(choice.num_computed < len(choice.tokens) for choice in choices if choice.state is not State.ENDED)
+        assert self._alone is None or all(request is self._alone for request in self._running)
         self._cache.check_integrity(request.pages for request in self._running if request.pages is not None)
