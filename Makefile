@@ -29,8 +29,8 @@ ARGS ?=
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
-serve: $(VENV)/.base  ## serve the bundled checkpoint; PORT= MODEL= DEVICE= ARGS=
-	@$(BIN)/dots3 serve $(MODEL) $(if $(PORT),--port $(PORT)) $(if $(DEVICE),--device $(DEVICE)) $(ARGS)
+serve: $(VENV)/.base $(VENV)/.torch  ## serve the bundled checkpoint; PORT= MODEL= DEVICE= ARGS=
+	@exec $(BIN)/dots3 serve $(MODEL) $(if $(PORT),--port $(PORT)) $(if $(DEVICE),--device $(DEVICE)) $(ARGS)
 
 test: check  ## check, then all other tests that need no GPU (12 minutes or less on 2 cores)
 	$(PYTEST) -m "e2e and not slow and not gpu" $(ARGS)

@@ -1,14 +1,35 @@
-"""The `dots3` command: its sub-commands and their options.
+"""The `dots3` command and the list of its sub-commands.
 
-Owns no behaviour: a command imports what it runs when it is called, so that `dots3 --help` stays fast.
+Owns no behaviour: a sub-command's module is loaded when it is asked for, and what that runs is imported when it runs,
+so that `dots3 --help` stays fast.
 """
 
+from importlib import import_module
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_command
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="Serve the Dots3 NOTE model.")
+_COMMANDS = ("serve", "worker", "chat", "plan")
+
+
+class _Commands(TyperGroup):
+    """Every command is the `app` of the module of its name."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 the parent's signature
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
+        if cmd_name not in _COMMANDS:
+            return None
+        command = get_command(import_module(f"cli.{cmd_name}").app)
+        command.name = cmd_name
+        return command
+
+
+app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False, help="Serve the Dots3 NOTE model.")
 
 
 def _show_version(wanted: bool) -> None:
@@ -25,18 +46,6 @@ def dots3(
     ] = False,
 ) -> None:
     """Holds the options that stand before a sub-command."""
-
-
-# The server's options are not known here before there is a server, so any of them is taken and none is checked.
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def serve() -> None:
-    """Serve a checkpoint over HTTP (not in this version yet)."""
-    typer.echo(
-        "dots3 serve: there is no server in this version yet.\n"
-        "Here already: the bundled checkpoint's recipe (`make train`) and its meter (`make evaluate`).",
-        err=True,
-    )
-    raise typer.Exit(code=1)
 
 
 if __name__ == "__main__":

@@ -121,6 +121,7 @@ _ONLY_YET: dict[str, tuple[Any, ...]] = {
     "speculative_tokens": (0,),
     "engine": ("native",),
     "vllm_args": (None,),
+    "gateway_workers": (1,),
 }
 
 

@@ -1,0 +1,124 @@
+"""`dots3 plan`: will a checkpoint fit? Weights, cache rows a token, and the tokens and sequences that fit beside them.
+
+Reads config.json and the headers of the weight files, never a weight.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from engine.config.capacity import CapacityPlan, cache_budget, plan_capacity
+from engine.config.engine import EngineConfig
+from engine.config.model import ModelConfig
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+_PLENTY = 1 << 50  # bytes of cache under which the rows can be told before it is known whether any fits
+
+
+@app.command()
+def plan(
+    model: Annotated[Path, typer.Argument(help="checkpoint folder, or a config.json alone")],
+    gpu_memory: Annotated[str | None, typer.Option(metavar="BYTES", help="of the device, such as 80GiB")] = None,
+    gpu_memory_utilization: Annotated[float, typer.Option(help="share of what the weights leave")] = 0.9,
+    device: Annotated[str, typer.Option(help="cuda or cpu: rows and pages differ")] = "cuda",
+    dtype: Annotated[str | None, typer.Option(help="bfloat16 (as on cuda) or float32 (as on cpu)")] = None,
+    kv_cache_dtype: Annotated[str, typer.Option(help="auto or fp8")] = "auto",
+    max_model_len: Annotated[int | None, typer.Option(help="tokens of prompt and answer together")] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(help="sequences that run at once")] = None,
+    max_num_batched_tokens: Annotated[int | None, typer.Option(help="tokens of one step")] = None,
+    tensor_parallel_size: Annotated[int, typer.Option(help="GPUs that share every layer")] = 1,
+) -> None:
+    """Say what a checkpoint takes and what fits beside it. Exit status 1 where it does not fit."""
+    if tensor_parallel_size != 1:
+        raise _refusal(f"--tensor-parallel-size {tensor_parallel_size} is not supported in this version")
+    given: dict[str, Any] = {
+        "dtype": dtype,
+        "kv_cache_dtype": kv_cache_dtype,
+        "max_model_len": max_model_len,
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "gpu_memory_utilization": gpu_memory_utilization,
+    }
+    try:
+        memory_bytes = _memory(gpu_memory)
+        engine = EngineConfig.for_device(device, **given)  # type: ignore[arg-type]  # it checks the word
+        config = _read_config(model)
+        rows = plan_capacity(config, replace(engine, cache_bytes=_PLENTY), _PLENTY)
+        weights = _print_weights(model, config, engine)
+    except ValueError as error:
+        raise _refusal(str(error)) from error
+    _print_rows(rows)
+    if memory_bytes is not None:
+        raise typer.Exit(0 if _print_fit(config, engine, memory_bytes, weights) else 1)
+
+
+def _memory(text: str | None) -> int | None:
+    from server.option_values import memory_size
+
+    try:
+        return None if text is None else memory_size(text)
+    except ValueError as error:
+        raise ValueError(f"--gpu-memory must be {error}, got {text!r}") from error
+
+
+def _read_config(path: Path) -> ModelConfig:
+    if not path.is_file():
+        return ModelConfig.from_folder(path)
+    import json
+
+    return ModelConfig.from_json(json.loads(path.read_text(encoding="utf-8")), str(path))
+
+
+def _print_weights(path: Path, config: ModelConfig, engine: EngineConfig) -> int:
+    from cli.weight_bytes import part_sizes, weight_bytes
+
+    parts = part_sizes(path, config)
+    for part in parts:
+        note = "" if part.loaded else ", not loaded for text"
+        typer.echo(f"{part.name}: {part.num_weights:,} weights{note}")
+    loaded = weight_bytes(parts, engine.dtype)
+    typer.echo(f"weights in {engine.dtype}: {_size(loaded)}")
+    return loaded
+
+
+def _print_rows(plan: CapacityPlan) -> None:
+    for group in plan.groups:
+        line = f"cache rows of {group.num_layers} {group.name} layers: {group.bytes_per_token:,} B/token"
+        if group.window is None:
+            typer.echo(f"{line}, grow with the context")
+        else:
+            window = f"{plan.window_bytes / 1e6:.1f} MB for the window of {group.window:,} tokens"
+            typer.echo(f"{line}, {window} of each sequence, do not grow")
+
+
+def _print_fit(config: ModelConfig, engine: EngineConfig, memory_bytes: int, weights: int) -> bool:
+    free = memory_bytes - weights
+    if free <= 0:
+        typer.echo(f"does not fit: the weights alone take {_size(weights)} of {_size(memory_bytes)}")
+        return False
+    try:
+        plan = plan_capacity(config, replace(engine, cache_bytes=max(1, cache_budget(engine, free))), free)
+    except ValueError as error:
+        typer.echo(f"does not fit: {error}")
+        return False
+    typer.echo(f"cache: {_size(plan.cache_bytes)} of the {_size(free)} that the weights leave")
+    typer.echo(f"longest request: {plan.max_model_len:,} tokens; the cache holds {plan.max_sequence_tokens:,} of one")
+    lengths = sorted({length for length in (1024, 8192, 65_536) if length < plan.max_model_len} | {plan.max_model_len})
+    for length in lengths:
+        count = plan.sequences_of(length)
+        typer.echo(f"sequences of {length:,} tokens that fit at once: {count:,}, {count * length:,} tokens together")
+    return True
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:,.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:,.2f} MiB"
+
+
+def _refusal(message: str) -> typer.Exit:
+    typer.echo(f"dots3 plan: {message}", err=True)
+    return typer.Exit(2)

@@ -1,0 +1,85 @@
+"""`dots3 plan`: what is told of the released model, and of folders with and without weights."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cli.main import app
+
+ROOT = Path(__file__).resolve().parents[2]
+RELEASED = str(ROOT / "tests/fixtures/chat/config.released.json")
+TINY = str(ROOT / "models/dots3-note-tiny")
+
+
+def plan(*args: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["plan", *args])
+    return result.exit_code, result.output
+
+
+def test_the_released_model_takes_what_is_known_of_it() -> None:
+    code, text = plan(RELEASED)
+    assert code == 0
+    assert "279,551,729,536 weights" in text
+    assert "13 dsa layers: 16,692 B/token, grow" in text
+    assert "36.8 MB for the window of 513 tokens" in text
+
+
+def test_fp8_rows_take_about_half() -> None:
+    _, text = plan(RELEASED, "--kv-cache-dtype", "fp8")
+    assert "13 dsa layers: 10,244 B/token" in text
+
+
+def test_what_fits_is_told_by_length() -> None:
+    code, text = plan(RELEASED, "--gpu-memory", "640GiB")
+    assert code == 0
+    assert "longest request: 524,288 tokens" in text
+    assert "sequences of 8,192 tokens that fit at once" in text
+
+
+def test_weights_larger_than_the_memory_do_not_fit() -> None:
+    code, text = plan(RELEASED, "--gpu-memory", "80GiB")
+    assert code == 1
+    assert "does not fit: the weights alone take 520.71 GiB of 80.00 GiB" in text
+
+
+def test_a_cache_too_small_for_one_request_does_not_fit() -> None:
+    code, text = plan(TINY, "--device", "cpu", "--gpu-memory", "60MiB", "--max-model-len", "8192")
+    assert code == 1
+    assert "does not fit: the cache of" in text
+
+
+def test_weights_are_counted_from_the_headers_and_as_the_config_says(tmp_path: Path) -> None:
+    _, counted = plan(TINY, "--device", "cpu")
+    (tmp_path / "config.json").write_bytes(Path(TINY, "config.json").read_bytes())
+    _, computed = plan(str(tmp_path), "--device", "cpu")
+    text_model = "text model: 11,716,080 weights\n"
+    assert counted.startswith(text_model)
+    assert computed.startswith(text_model)
+    assert "vision encoder: 1,397,896 weights, not loaded for text" in counted
+    assert "weights in float32: 44.69 MiB" in counted
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["nowhere"], "nowhere/config.json cannot be read"),
+        ([TINY, "--device", "tpu"], "device must be one of cpu, cuda, got 'tpu'"),
+        ([TINY, "--gpu-memory", "much"], "--gpu-memory must be a number of bytes"),
+        ([TINY, "--device", "cpu", "--kv-cache-dtype", "fp8"], "fp8 needs device cuda"),
+        ([TINY, "--tensor-parallel-size", "2"], "--tensor-parallel-size 2 is not supported in this version"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(args: list[str], told: str) -> None:
+    code, text = plan(*args)
+    assert code == 2
+    assert told in text
+
+
+def test_a_file_that_is_no_checkpoint_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(json.loads(Path(TINY, "config.json").read_text())))
+    (tmp_path / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0not json")
+    code, text = plan(str(tmp_path))
+    assert code == 2
+    assert "model.safetensors is no safetensors file" in text

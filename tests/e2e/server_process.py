@@ -1,0 +1,92 @@
+"""`dots3 serve` as a process of its own on a free port, and what a test may ask of it from outside."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = "dots3-note-tiny"
+READY_S = 60.0
+STOP_S = 20.0
+
+
+class ServerProcess:
+    """Ready when made. Its log lies in `log`."""
+
+    def __init__(self, log: Path, *flags: str) -> None:
+        self.log = log
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("DOTS3_")}
+        with log.open("wb") as stderr:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "cli.main", "serve", "--port", "0", "--device", "cpu", *flags],
+                cwd=ROOT,
+                env=environ,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+            )
+        self.said: list[str] = []
+        self._found = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        if not self._found.wait(READY_S) or self.process.poll() is not None:
+            self.kill()
+            raise AssertionError(f"the server did not become ready:\n{log.read_text()[-4000:]}")
+        [match] = [found for line in self.said if (found := re.search(r"ready at (http://\S+)/v1", line))]
+        self.url: str = match[1]
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.said.append(line)
+            if "ready at" in line:
+                self._found.set()
+        self._found.set()
+
+    @property
+    def base_url(self) -> str:
+        return f"{self.url}/v1"
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=10)
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        return httpx.post(self.url + path, json={"model": MODEL} | body, timeout=60)
+
+    def worker(self) -> dict[str, Any]:
+        [worker] = self.get("/health").json()["workers"]
+        assert isinstance(worker, dict)
+        return worker
+
+    def metric(self, name: str) -> float:
+        """Sum over all labels."""
+        lines = [line for line in self.get("/metrics").text.splitlines() if re.match(rf"{name}(\{{| )", line)]
+        return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+    def wait_until(self, what: str, true: Any, timeout_s: float = 30.0) -> None:
+        end = time.monotonic() + timeout_s
+        while not true():
+            assert time.monotonic() < end, f"not within {timeout_s} s: {what}\n{self.log.read_text()[-3000:]}"
+            time.sleep(0.02)
+
+    def terminate(self) -> int:
+        """In order; the exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(STOP_S)
+
+    def kill(self) -> None:
+        """Whatever is left."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(STOP_S)
+        self._reader.join(STOP_S)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
