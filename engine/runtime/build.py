@@ -62,7 +62,7 @@ def _warm_up(runner: Runner, engine: EngineConfig, plan: CapacityPlan) -> None:
     scheduler.submit(Submit("warm-up", tuple(range(length)), Sampling(max_tokens=2, top_p=0.9, seed=0)))
     while (batch := scheduler.schedule()) is not None:
         scheduler.advance(batch, runner.run(batch).tokens)
-        runner.release_ended()
+    runner.release_ended()
 
 
 def _announcement(folder: Path, engine: EngineConfig, plan: CapacityPlan, model: ModelConfig, worker_id: str) -> Ready:

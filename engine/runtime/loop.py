@@ -10,7 +10,7 @@ import contextlib
 import logging
 import queue
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from engine.runtime.mailroom import Arrived, Left, Letter, Stopping
@@ -47,7 +47,7 @@ class StepRunner(Protocol):
     def run(self, batch: ScheduledBatch) -> StepResult: ...
 
     def release_ended(self) -> None:
-        """Forgets what it keeps of requests that no longer run."""
+        """Forgets what it keeps of requests that are over; it does so by itself in each run."""
         ...
 
     def is_fatal(self, error: Exception) -> bool:
@@ -118,6 +118,7 @@ class Loop:
             self._tell_end(finished)
 
     def _take(self, letter: Letter) -> None:
+        self._busy = True
         self._progress.stamp()
         if isinstance(letter, Arrived):
             self._handle(letter.peer, letter.message)
@@ -141,9 +142,9 @@ class Loop:
 
     def _submit(self, peer: bytes, submit: Submit) -> None:
         try:
-            ids = submit.prompt_ids
-            if ids and not 0 <= min(ids) <= max(ids) < self._vocab_size:
-                raise RefusedError("invalid_value", f"token ids must be from 0 to {self._vocab_size - 1}")
+            for ids in _token_ids(submit):
+                if ids and not 0 <= min(ids) <= max(ids) < self._vocab_size:
+                    raise RefusedError("invalid_value", f"token ids must be from 0 to {self._vocab_size - 1}")
             self._scheduler.submit(submit)
         except RefusedError as error:
             self._outgoing[peer].append(Failed(submit.request_id, error.code, str(error)))
@@ -163,6 +164,7 @@ class Loop:
             self._busy = self._scheduler.has_work
         self._figures = self._scheduler.figures()
         if not self._busy:
+            self._runner.release_ended()
             return None
         return 0 if batch is not None else _NO_BATCH_WAIT_S
 
@@ -175,7 +177,6 @@ class Loop:
             self._progress.stamp()
             for output in self._scheduler.advance(batch, result.tokens):
                 self._tell(output, result)
-        self._runner.release_ended()
 
     def _fail_batch(self, batch: ScheduledBatch, error: Exception) -> None:
         request_ids = dict.fromkeys(item.request.request_id for item in batch.items)
@@ -217,3 +218,12 @@ class Loop:
             if messages:
                 post.post(peer, messages)
                 messages.clear()
+
+
+def _token_ids(submit: Submit) -> Iterator[Collection[int]]:
+    """All that index into the vocabulary: one that is outside would fail the whole batch it comes into."""
+    sampling = submit.sampling
+    yield submit.prompt_ids
+    yield sampling.logit_bias
+    yield sampling.allowed_token_ids or ()
+    yield from sampling.bad_words_ids

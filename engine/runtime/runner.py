@@ -42,6 +42,7 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, batch: ScheduledBatch) -> StepResult:
+        self.release_ended()  # first: this batch may run in the place of requests that ended just before it
         requests = [item.request for item in batch.items]
         inputs = self._inputs.build(requests, batch.items)
         context = self._context(inputs, batch.num_decodes)

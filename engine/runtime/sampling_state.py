@@ -97,7 +97,7 @@ class SamplingState:
         if long_words:
             self.bad_words[slot] = BadWords(long_words, deque(maxlen=max(map(len, long_words)) - 1))
         if sampling.min_tokens > 0:
-            self.stop_ids[slot] = [token for token in sampling.stop_token_ids if token < self.vocab_size]
+            self.stop_ids[slot] = [token for token in sampling.stop_token_ids if 0 <= token < self.vocab_size]
         greedy = sampling.temperature < GREEDY_BELOW
         top_k = sampling.top_k if 0 < sampling.top_k < self.vocab_size else self.vocab_size
         seed = int(self._own_seeds.integers(2**63)) if sampling.seed is None else sampling.seed

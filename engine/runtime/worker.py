@@ -27,7 +27,7 @@ EXIT_FAILED = 1
 EXIT_REFUSED = 2  # a flag, the checkpoint or the address is wrong: starting again would not help
 _PARENT_CHECK_S = 1.0
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("engine.runtime.worker")  # also where the module runs as __main__
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -2,7 +2,7 @@
 
 import queue
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 from engine.config.engine import EngineConfig
 from engine.runtime.build import build
 from engine.runtime.mailroom import Arrived, Letter, Stopping
-from engine.wire.messages import Failed, Finished, Message, Sampling, Submit, TokenLogprobs, Tokens
+from engine.wire.messages import Abort, Failed, Finished, Message, Sampling, Submit, TokenLogprobs, Tokens
 from server.chat_template import ChatTemplate
 from server.tokenizer import Tokenizer
 
@@ -65,7 +65,9 @@ class Answer:
 class Answers:
     """The post of a loop that runs until each of its requests is over."""
 
-    def __init__(self, submits: Sequence[Submit]) -> None:
+    def __init__(self, submits: Sequence[Submit], aborted: Collection[str] = ()) -> None:
+        """`aborted`: these are, as soon as they have said something."""
+        self._to_abort = set(aborted)
         self.inbox: queue.SimpleQueue[Letter] = queue.SimpleQueue()
         self.by_id = {submit.request_id: Answer() for submit in submits}
         for submit in submits:
@@ -77,6 +79,9 @@ class Answers:
             assert not isinstance(message, Failed), message
             if isinstance(message, Tokens):
                 answer = self.by_id[message.request_id]
+                if message.request_id in self._to_abort:
+                    self._to_abort.remove(message.request_id)
+                    self.inbox.put(Arrived(b"g", Abort(message.request_id)))
                 answer.choices.setdefault(message.index, []).extend(message.token_ids)
                 answer.logprobs.setdefault(message.index, []).extend(message.logprobs or ())
                 answer.prompt_logprobs = message.prompt_logprobs or answer.prompt_logprobs
@@ -91,8 +96,8 @@ class Engine:
         torch.set_num_threads(1)
         self.loop = build(MODEL, EngineConfig.for_device("cpu", **settings), "test").loop
 
-    def answers(self, submits: Sequence[Submit]) -> dict[str, Answer]:
-        post = Answers(submits)
+    def answers(self, submits: Sequence[Submit], aborted: Collection[str] = ()) -> dict[str, Answer]:
+        post = Answers(submits, aborted)
         self.loop._stopping = None
         assert self.loop.run(post)
         return post.by_id
@@ -187,6 +192,16 @@ def test_answers_without_a_prefix_cache_and_with_odd_chunks_are_the_same(alone: 
     answers = engine.answers(mixed())
     check_equal(answers, alone)
     assert all(answer.finished is not None and answer.finished.cached_tokens == 0 for answer in answers.values())
+
+
+def test_those_that_wait_run_in_the_place_of_the_aborted(alone: dict[str, list[int]]) -> None:
+    engine = Engine(cache_bytes=1 << 27, max_num_seqs=2)
+    prompt = chat("Hello!")
+    longs = [submit(f"long {number}", prompt, max_tokens=999, min_tokens=999) for number in range(20)]
+    names = [one.request_id for one in longs]
+    answers = engine.answers([*longs, submit("greedy 1", prompts(12)[1])], aborted=names)
+    assert answers["greedy 1"].only == alone["greedy 1"]
+    assert all(answers[name].finished.aborted for name in names)  # type: ignore[union-attr]
 
 
 def test_choices_of_one_prompt(engine: Engine) -> None:

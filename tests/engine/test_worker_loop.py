@@ -97,7 +97,7 @@ def test_requests_of_several_gateways_are_answered_each_to_its_own() -> None:
     for number, request in enumerate(requests):
         check_answer(post, (A, B)[number % 2], request)
         assert post.to((B, A)[number % 2], request.request_id) == []
-    assert runner.released == runner.steps
+    assert runner.released == 1
 
 
 @pytest.mark.parametrize(
@@ -108,6 +108,9 @@ def test_requests_of_several_gateways_are_answered_each_to_its_own() -> None:
         (submit("bad", [1] * PLAN.max_model_len), "context_length_exceeded"),
         (submit("bad", [1, VOCAB]), "invalid_value"),
         (submit("bad", [-1, 2]), "invalid_value"),
+        (Submit("bad", (1,), Sampling(max_tokens=1, logit_bias={VOCAB: 1.0})), "invalid_value"),
+        (Submit("bad", (1,), Sampling(max_tokens=1, allowed_token_ids=(3, VOCAB))), "invalid_value"),
+        (Submit("bad", (1,), Sampling(max_tokens=1, bad_words_ids=((1,), (2, -1)))), "invalid_value"),
     ],
 )
 def test_what_cannot_be_served_fails_alone(request_: Submit, code: str | None) -> None:
