@@ -103,7 +103,7 @@ GatewayDep = Annotated[Gateway, Depends(gateway_of)]
 
 
 async def json_body(request: Request, gateway: GatewayDep) -> Body:
-    raw = await _read(request, gateway.settings.max_body_bytes)
+    raw = await _read(request, gateway.settings.max_body_bytes, gateway.settings.write_timeout)
     kind = request.headers.get("content-type", "")
     if raw and (_JSON_TYPE.fullmatch(kind.strip()) is None or _OTHER_CHARSET.search(kind)):
         raise RequestError(
@@ -115,17 +115,22 @@ async def json_body(request: Request, gateway: GatewayDep) -> Body:
 BodyDep = Annotated[Body, Depends(json_body)]
 
 
-async def _read(request: Request, limit_bytes: int) -> bytes:
+async def _read(request: Request, limit_bytes: int, patience_s: float) -> bytes:
     encoding = request.headers.get("content-encoding", "identity")
     if encoding.lower() != "identity":
         raise RequestError("unsupported_media_type", f"Content-Encoding must be identity, got {shown(encoding)}")
     chunks, size = list[bytes](), 0
     try:
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size > limit_bytes:
-                raise RequestError("too_large", f"The body must be ≤ {limit_bytes} bytes, got more")
-            chunks.append(chunk)
+        async with asyncio.timeout(patience_s) as patience:
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > limit_bytes:
+                    raise RequestError("too_large", f"The body must be ≤ {limit_bytes} bytes, got more")
+                chunks.append(chunk)
+                patience.reschedule(asyncio.get_running_loop().time() + patience_s)
     except ClientDisconnect as error:
         raise RequestError("client_closed", "The client left before its request was whole") from error
+    except TimeoutError as error:
+        text = f"No more of the body came for {patience_s:g} s; it has {size} bytes yet"
+        raise RequestError("request_timeout", text) from error
     return b"".join(chunks)

@@ -7,10 +7,12 @@ from their last beats when somebody asks. Knows nothing of HTTP.
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from server.deltas import ChoiceDelta, Done
@@ -34,16 +36,14 @@ class Metrics:
         self.requests = Counter("dots3_requests", "Choices that ended", ["finish_reason"], registry=registry)
         self.errors = Counter("dots3_request_errors", "Requests that got an error", ["code"], registry=registry)
         self.prompt_tokens = Counter("dots3_prompt_tokens", "Tokens of prompts", registry=registry)
-        self.generation_tokens = Counter("dots3_generation_tokens", "Tokens generated", registry=registry)
+        self.tokens = TokenFigures()
+        registry.register(self.tokens)
         self.ignored_keys = Counter("dots3_ignored_keys", "Unknown keys that requests held", registry=registry)
         self.first_token = Histogram(
             "dots3_time_to_first_token_seconds",
             "From receipt to the first token",
             buckets=_LONG,
             registry=registry,
-        )
-        self.inter_token = Histogram(
-            "dots3_inter_token_latency_seconds", "Between tokens of a choice", buckets=_SHORT, registry=registry
         )
         self.latency = Histogram(
             "dots3_request_latency_seconds", "From the whole body to the end", buckets=_LONG, registry=registry
@@ -76,6 +76,30 @@ class Metrics:
         self.errors.labels(code).inc()
 
 
+class TokenFigures(Collector):
+    """What is counted for every token: plain numbers of the loop's thread, since locks would cost more than they."""
+
+    def __init__(self) -> None:
+        self._num_tokens = 0
+        self._counts = [0] * (len(_SHORT) + 1)  # of gaps, by the bucket they fall into
+        self._sum_s = 0.0
+
+    def add(self, num_tokens: int, gap_s: float | None) -> None:
+        """`gap_s` since the choice's last token; None before its first."""
+        self._num_tokens += num_tokens
+        if gap_s is not None:
+            self._counts[bisect_left(_SHORT, gap_s / num_tokens)] += num_tokens
+            self._sum_s += gap_s
+
+    def collect(self) -> Iterator[Metric]:
+        yield CounterMetricFamily("dots3_generation_tokens", "Tokens generated", self._num_tokens)
+        bounds = [*map(str, _SHORT), "+Inf"]
+        buckets = list(zip(bounds, map(float, accumulate(self._counts)), strict=True))
+        yield HistogramMetricFamily(
+            "dots3_inter_token_latency_seconds", "Between tokens of a choice", buckets=buckets, sum_value=self._sum_s
+        )
+
+
 class RequestClock:
     """Times one request and counts its tokens."""
 
@@ -85,15 +109,13 @@ class RequestClock:
         self._last_s: dict[int, float] = {}  # when a choice had its latest token
 
     def delta(self, delta: ChoiceDelta) -> None:
-        if count := len(delta.token_ids):
+        if delta.token_ids:
             now_s = time.monotonic()
+            last_s = self._last_s.get(delta.index)
             if not self._last_s:
                 self._metrics.first_token.observe(now_s - self._began_s)
-            if (last_s := self._last_s.get(delta.index)) is not None:
-                for _ in range(count):
-                    self._metrics.inter_token.observe((now_s - last_s) / count)
             self._last_s[delta.index] = now_s
-            self._metrics.generation_tokens.inc(count)
+            self._metrics.tokens.add(len(delta.token_ids), None if last_s is None else now_s - last_s)
         if delta.finish_reason is not None:
             reason = delta.finish_reason if delta.finish_reason in _FINISH_REASONS else "stop"
             self._metrics.requests.labels(reason).inc()

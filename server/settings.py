@@ -84,7 +84,7 @@ class Settings:
     max_queue: int = _option(512, whole(0), "requests that may wait")
     max_body_bytes: int = _option(100 * 2**20, memory_size, "size of a request body")
     request_timeout: float = _option(1800.0, seconds, "for a whole request")
-    write_timeout: float = _option(60.0, seconds, "for a client to take what was written")
+    write_timeout: float = _option(60.0, seconds, "for a client to take what was written, or to send more of its body")
     grace_period: float = _option(30.0, seconds, "for running requests when the server stops")
     unknown_fields: str = _option("refuse", choice("refuse", "ignore"), "unknown top-level fields of a request")
 
@@ -161,7 +161,8 @@ def _parsed(given: Mapping[str, Any], named: Any) -> dict[str, Any]:
             continue
         field = _FIELDS.get(name)
         if field is None:
-            raise SettingsError(f"{named(name)}: no such setting (value given: {str(raw)[:100]!r})")
+            given_text = "" if "key" in name else f" (value given: {str(raw)[:100]!r})"
+            raise SettingsError(f"{named(name)}: no such setting{given_text}")
         try:
             values[name] = field.metadata["parse"](raw)
         except ValueError as error:

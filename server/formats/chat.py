@@ -7,12 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from parsers.events import Event, ReasoningDelta, TextDelta, ToolArgs, ToolStart
 from server.deltas import ChoiceDelta, Done, TokenLogprob
 from server.formats.json_pieces import Head, Wishes, logprob_object, prompt_logprobs_object, quote, usage_object
 from server.formats.sse import DONE
+
+
+class _TextFrame(NamedTuple):
+    """The frame of a piece of text, but for the text."""
+
+    before: bytes
+    after: bytes
 
 
 class ChatStream:
@@ -29,16 +36,22 @@ class ChatStream:
         self._tail = (',"usage":null' if wishes.include_usage else "") + "}\n\n"
         self._usage_head = f'data: {{{constant},"choices":[],"usage":'
         self._prompt_ids = prompt_ids
-        self._begun: set[int] = set()
+        self._is_plain = not (wishes.logprobs or wishes.token_ids)
+        self._text_frames: dict[int, _TextFrame] = {}  # of the choices that have begun
 
     def delta(self, delta: ChoiceDelta) -> bytes:
         """All frames of a delta, none of which is empty; b"" where there is nothing to tell yet."""
+        if self._is_plain and delta.finish_reason is None and len(delta.events) == 1:
+            # Nearly all deltas of nearly all streams: one piece of text between constant bytes.
+            event, frame = delta.events[0], self._text_frames.get(delta.index)
+            if type(event) is TextDelta and event.text and frame is not None:
+                return frame.before + quote(event.text).encode() + frame.after
         pieces = [piece for event in delta.events if (piece := self._piece(delta.index, event))]
         extra = self._extra(delta)
         if extra != _NO_EXTRA and not pieces:
             pieces = ['{"content":""}']
         frames = []
-        if delta.index not in self._begun and (pieces or delta.finish_reason):
+        if delta.index not in self._text_frames and (pieces or delta.finish_reason):
             frames.append(self._opening(delta.index))
         for piece in pieces:
             frames.append(self._frame(delta.index, piece, extra, "null"))
@@ -53,7 +66,9 @@ class ChatStream:
         return f"{self._usage_head}{quote(usage_object(done.usage))}}}\n\n".encode() + DONE
 
     def _opening(self, index: int) -> str:
-        first, self._begun = not self._begun, self._begun | {index}
+        first = not self._text_frames
+        before, after = self._frame(index, '{"content":\0}', _NO_EXTRA, "null").encode().split(b"\0")
+        self._text_frames[index] = _TextFrame(before, after)
         tail = self._tail
         if first and self._prompt_ids is not None:
             tail = f',"prompt_token_ids":{quote(list(self._prompt_ids))}{tail}'

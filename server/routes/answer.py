@@ -112,20 +112,21 @@ class Answer(Response):
                 if isinstance(event, Done):
                     self._job.clock.done(event)
                     await self._finish(event, send)
-                else:
-                    await self._take(event, send)
+                elif frames := self._take(event):
+                    await self._write(send, frames)
         finally:
             await events.aclose()
 
-    async def _take(self, delta: ChoiceDelta, send: Send) -> None:
+    def _take(self, delta: ChoiceDelta) -> bytes:
         if delta.finish_reason == "abort":  # and the client is here: its time was up in the worker
             raise self._too_late()
         self._job.clock.delta(delta)
         self._open_choices -= delta.finish_reason is not None
+        if self._job.stream is not None:
+            return self._job.stream.delta(delta)
         if self._job.whole is not None:
             self._job.whole.add(delta)
-        if self._job.stream is not None and (frames := self._job.stream.delta(delta)):
-            await self._write(send, frames)
+        return b""
 
     async def _finish(self, done: Done, send: Send) -> None:
         if self._job.stream is not None:

@@ -140,6 +140,16 @@ def test_a_client_that_leaves_amid_its_body_does_no_harm(gateway: LiveGateway) -
     assert gateway.chat().status_code == 200
 
 
+def test_a_body_shorter_than_its_stated_length_is_408_after_a_while() -> None:
+    with live_gateway({"write_timeout": 0.3}) as impatient:
+        host, port = impatient.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n"
+            connection.sendall(head.encode() + b"{}")
+            status, _, body = answer_on(connection)
+    assert (status, json.loads(body)["error"]["code"]) == (408, "request_timeout")
+
+
 def test_the_request_id_of_a_client_is_given_back_and_another_is_made(gateway: LiveGateway) -> None:
     assert gateway.client.get("/livez", headers={"X-Request-Id": "my-id.1"}).headers["x-request-id"] == "my-id.1"
     made = gateway.client.get("/livez", headers={"X-Request-Id": "no good"}).headers["x-request-id"]

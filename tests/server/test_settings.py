@@ -82,6 +82,7 @@ def test_keys_come_from_flags_and_file_and_are_never_shown(tmp_path: Path) -> No
     settings = load_settings({"api_key": ["secret-a"], "api_key_file": str(file)}, {})
     assert settings.keys == ("secret-a", "secret-b")
     assert "secret" not in repr(settings)
-    with pytest.raises(SettingsError) as caught:
-        load_settings({"api_key": ["secret with spaces"]}, {})
-    assert "secret" not in str(caught.value)
+    for environ in ({"DOTS3_API_KEY": "secret with spaces"}, {"DOTS3_API_KEYS": "secret"}):
+        with pytest.raises(SettingsError) as caught:
+            load_settings({}, environ)
+        assert "secret" not in str(caught.value)
