@@ -37,6 +37,7 @@ class PagedRun:
         self.pool = KvPool(self.plan, model.device)
         self.pool.buffer.view(torch.float32).fill_(float("nan"))
         self._sequences: dict[int, _Sequence] = {}
+        self._shared: set[tuple[str, int]] = set()  # pages that are never handed back
         self._random = random.Random(0)
         slabs = list(range(self.plan.num_slabs))
         self._random.shuffle(slabs)
@@ -50,10 +51,17 @@ class PagedRun:
         for pages in self._free.values():
             self._random.shuffle(pages)
 
-    def step(self, new: Mapping[int, Sequence[int]], *, prefill: frozenset[int] = frozenset()) -> dict[int, Tensor]:
+    def step(
+        self,
+        new: Mapping[int, Sequence[int]],
+        *,
+        prefill: frozenset[int] = frozenset(),
+        embedded: bool = False,
+    ) -> dict[int, Tensor]:
         """Runs these tokens of these sequences → final hidden states of each, by sequence.
 
-        A sequence with one token is a decode if it has tokens before, unless named in `prefill`.
+        A sequence with one token is a decode if it has tokens before, unless named in `prefill`. `embedded`: the model
+        is given embeddings instead of ids.
         """
         decodes = [s for s, ids in new.items() if len(ids) == 1 and self._of(s).tokens and s not in prefill]
         order = decodes + [s for s in new if s not in decodes]
@@ -78,7 +86,8 @@ class PagedRun:
             dsa_table=self._table("dsa", order),
             swa_table=self._table("swa", order),
         )
-        hidden = self.model.forward(torch.tensor(ids), context, self.pool)
+        tokens = torch.tensor(ids)
+        hidden = self.model.forward(self.model.embed(tokens) if embedded else tokens, context, self.pool)
         for name in order:
             self._leave_window(self._of(name))
         return {name: hidden[start:end] for name, start, end in zip(order, starts, starts[1:], strict=False)}
@@ -86,8 +95,17 @@ class PagedRun:
     def end(self, name: int) -> None:
         """The sequence is gone; its pages are used by others."""
         for group, pages in self._sequences.pop(name).pages.items():
-            self._free[group] += [page for page in pages if page >= 0]
+            self._free[group] += [page for page in pages if page >= 0 and (group, page) not in self._shared]
             self._random.shuffle(self._free[group])
+
+    def share(self, old: int, new: int) -> None:
+        """A new sequence begins with all tokens of an old one, in the same pages; both may go on. Only whole pages."""
+        sequence = self._sequences[old]
+        if sequence.tokens % self.plan.page_size:
+            raise ValueError(f"only whole pages can be shared, got {sequence.tokens} tokens")
+        self._shared |= {(group, page) for group, pages in sequence.pages.items() for page in pages}
+        copies = {group: list(pages) for group, pages in sequence.pages.items()}
+        self._sequences[new] = _Sequence(sequence.tokens, copies)
 
     def _of(self, name: int) -> _Sequence:
         return self._sequences.setdefault(name, _Sequence())
@@ -101,9 +119,10 @@ class PagedRun:
         pages = sequence.pages["swa"]
         for number, page in enumerate(pages):
             if page >= 0 and (number + 1) * self.plan.page_size <= sequence.tokens - self.plan.window + 1:
-                self._poison(self.plan.swa, page)
-                self._free["swa"].insert(0, page)
                 pages[number] = -1
+                if ("swa", page) not in self._shared:
+                    self._poison(self.plan.swa, page)
+                    self._free["swa"].insert(0, page)
 
     def _poison(self, group: GroupPlan, page: int) -> None:
         slab, place = divmod(page, group.pages_per_slab)

@@ -1,0 +1,88 @@
+"""Where rows lie in the cache's memory: addresses against the layout that the capacity plan states, byte by byte."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+import torch
+
+from engine.config.capacity import CapacityPlan, GroupPlan, plan_capacity
+from engine.config.engine import Dtype, EngineConfig
+from engine.config.model import ModelConfig
+from engine.model.kv_pool import KvPool, PoolPart
+from engine.reference.kv_write import kv_write
+from tests.support.tiny_model import tiny_config
+
+PAGE_SIZE = 4
+
+
+def plan_of(dtype: Dtype) -> CapacityPlan:
+    engine = EngineConfig(dtype=dtype, page_size=PAGE_SIZE, cache_bytes=1 << 20)
+    return plan_capacity(ModelConfig.from_json(tiny_config()), engine, free_bytes=0)
+
+
+def parts_of(pool: KvPool, plan: CapacityPlan) -> list[tuple[PoolPart, GroupPlan, str]]:
+    return [
+        (pool.dsa_latent, plan.dsa, "latent"),
+        (pool.index_key, plan.dsa, "index_key"),
+        (pool.swa_latent, plan.swa, "latent"),
+    ]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_row_lies_where_the_plan_says(dtype: Dtype) -> None:
+    plan = plan_of(dtype)
+    pool = KvPool(plan, torch.device("cpu"))
+    pool.buffer.zero_()
+    size = 4 if dtype == "float32" else 2
+    for part, group, name in parts_of(pool, plan):
+        row = group.part(name)
+        last_page = plan.num_slabs * group.pages_per_slab - 1
+        for page in (0, 1, group.pages_per_slab, last_page):
+            for layer, place in ((0, 0), (group.num_layers - 1, PAGE_SIZE - 1), (1, 2)):
+                address = part.of_slots(torch.tensor([page * PAGE_SIZE + place]))
+                kv_write(torch.arange(1.0, row.width + 1)[None], part.layers[layer], address)
+                slab, number = divmod(page, group.pages_per_slab)
+                start = slab * plan.slab_bytes + number * group.page_bytes + row.offset_bytes
+                start += ((layer * PAGE_SIZE) + place) * row.row_bytes
+                raw = pool.buffer[start : start + row.row_bytes]
+                values = raw.view(torch.float32 if size == 4 else torch.bfloat16)
+                assert values.tolist() == list(range(1, row.width + 1))
+                assert not pool.buffer[:start].any()
+                assert not pool.buffer[start + row.row_bytes :].any()
+                pool.buffer.zero_()
+
+
+def test_no_two_rows_share_a_byte() -> None:
+    """Both groups have pages in every slab here, as never at once in use; within a group nothing overlaps."""
+    plan = plan_of("float32")
+    pool = KvPool(plan, torch.device("cpu"))
+    for group in plan.groups:
+        pool.buffer.zero_()
+        written = 0
+        for part, owner, _ in parts_of(pool, plan):
+            if owner.name != group.name:
+                continue
+            slots = torch.arange(plan.num_slabs * group.pages_per_slab * PAGE_SIZE)
+            for layer in part.layers:
+                kv_write(torch.ones(len(slots), part.width), layer, part.of_slots(slots))
+                written += len(slots) * part.width
+        ones = (pool.buffer.view(torch.int32) == struct.unpack("i", struct.pack("f", 1.0))[0]).sum()
+        assert int(ones) == written
+
+
+def test_pages_and_slots_agree() -> None:
+    plan = plan_of("float32")
+    pool = KvPool(plan, torch.device("cpu"))
+    pages = torch.tensor([[3, 0], [7, 11]])
+    slots = (pages[..., None] * PAGE_SIZE + torch.arange(PAGE_SIZE)).flatten(-2)
+    for part, _, _ in parts_of(pool, plan):
+        assert torch.equal(part.of_pages(pages), part.of_slots(slots))
+
+
+def test_fp8_rows_are_refused() -> None:
+    engine = EngineConfig.for_device("cuda", kv_cache_dtype="fp8", cache_bytes=1 << 24)
+    plan = plan_capacity(ModelConfig.from_json(tiny_config()), engine, free_bytes=0)
+    with pytest.raises(ValueError, match="float8_e4m3"):
+        KvPool(plan, torch.device("cpu"))
