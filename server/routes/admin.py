@@ -13,7 +13,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from server.deps import Gateway, GatewayDep
 from server.engine_client import WorkerHealth
 from server.errors import RequestError, error_headers, error_object
-from server.routes.api_page import ERRORS, page
+from server.routes.api_page import ERRORS, PLAIN_TEXT, page
 
 router = APIRouter()
 
@@ -36,7 +36,7 @@ async def readyz(gateway: GatewayDep) -> JSONResponse:
     return _health(gateway)
 
 
-@router.get("/metrics", responses=ERRORS)
+@router.get("/metrics", responses=PLAIN_TEXT)
 async def metrics(gateway: GatewayDep) -> Response:
     """Prometheus text."""
     return Response(gateway.metrics.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})

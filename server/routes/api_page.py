@@ -32,6 +32,11 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     "default": {"description": "Any error", "content": {"application/json": {"schema": _ERROR_SCHEMA}}}
 }
 
+STREAM_OR_JSON: dict[int | str, dict[str, Any]] = ERRORS | {
+    200: {"description": "One body, or frames of a stream", "content": {"text/event-stream": {}}}
+}
+PLAIN_TEXT: dict[int | str, dict[str, Any]] = ERRORS | {200: {"description": "Text", "content": {"text/plain": {}}}}
+
 _STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
     "code{background:#8882;padding:0 .2em}td,th{text-align:left;vertical-align:top;padding:.15rem 1rem .15rem 0}"

@@ -16,14 +16,14 @@ from server.formats.json_pieces import Head, Wishes
 from server.metrics import RequestClock
 from server.prompt import ValidRequest
 from server.routes.answer import Answer, Job, Limits
-from server.routes.api_page import ERRORS, request_of
+from server.routes.api_page import STREAM_OR_JSON, request_of
 from server.schemas.chat import ChatRequest, read_chat
 from server.schemas.refusal import PassedOver
 
 router = APIRouter()
 
 
-@router.post("/v1/chat/completions", openapi_extra=request_of(ChatRequest), responses=ERRORS)
+@router.post("/v1/chat/completions", openapi_extra=request_of(ChatRequest), responses=STREAM_OR_JSON)
 async def chat_completions(gateway: GatewayDep, body: BodyDep) -> Response:
     """A chat answer, as one body or as a stream of chunks."""
     clock = RequestClock(gateway.metrics)

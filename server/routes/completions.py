@@ -16,7 +16,7 @@ from server.formats.json_pieces import Head, Wishes
 from server.metrics import RequestClock
 from server.prompt import ValidRequest
 from server.routes.answer import Answer, Job, Limits
-from server.routes.api_page import ERRORS, request_of
+from server.routes.api_page import STREAM_OR_JSON, request_of
 from server.routes.several import Deltas, side_by_side
 from server.schemas.completions import CompletionRequest, read_completion
 from server.schemas.refusal import PassedOver
@@ -24,7 +24,7 @@ from server.schemas.refusal import PassedOver
 router = APIRouter()
 
 
-@router.post("/v1/completions", openapi_extra=request_of(CompletionRequest), responses=ERRORS)
+@router.post("/v1/completions", openapi_extra=request_of(CompletionRequest), responses=STREAM_OR_JSON)
 async def completions(gateway: GatewayDep, body: BodyDep) -> Response:
     """Text that goes on from one prompt or several, as one body or as a stream of chunks."""
     clock = RequestClock(gateway.metrics)

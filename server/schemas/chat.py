@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from server.errors import RequestError, shown
-from server.schemas.messages import MessageReader
+from server.schemas.messages import MESSAGE_SCHEMA, MessageReader
 from server.schemas.refusal import PassedOver, validated
 from server.schemas.sampling import MAX_LOGPROBS, GenerationFields, fault
 
@@ -21,7 +21,7 @@ _RESERVED_KWARGS = frozenset(
 class ChatRequest(GenerationFields):
     """`messages` and `tools` are in OpenAI's form, already checked; `tools` is empty where none may be called."""
 
-    messages: list[dict[str, Any]]
+    messages: list[dict[str, Any]] = Field(json_schema_extra={"minItems": 1, "items": MESSAGE_SCHEMA})
     tools: list[dict[str, Any]] = Field([])
     tool_choice: Literal["auto", "none"] = "auto"
     parallel_tool_calls: bool = True

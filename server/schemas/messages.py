@@ -15,6 +15,29 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 MEDIA_PARTS = ("image_url", "input_audio", "audio_url", "video_url")
 MAX_TOOLS = 1024
 
+# What the API page says of a message; the reader below is what holds.
+MESSAGE_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["role", "content"],
+    "properties": {
+        "role": {"type": "string", "enum": list(ROLES)},
+        "content": {
+            "anyOf": [
+                {"type": "string"},
+                {
+                    "type": "array",
+                    "minItems": 1,
+                    "items": {
+                        "type": "object",
+                        "required": ["type", "text"],
+                        "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+                    },
+                },
+            ]
+        },
+    },
+}
+
 _MESSAGE_KEYS = frozenset("role content name tool_calls tool_call_id function_call reasoning_content reasoning".split())
 _TOOL_NAME = re.compile(r"[^\s\x00-\x1f<>\"'`](?:[^\x00-\x1f<>\"'`]{0,126}[^\s\x00-\x1f<>\"'`])?")
 

@@ -192,7 +192,12 @@ def test_the_api_describes_itself_without_422_or_dangling_references(gateway: Li
     spec = gateway.client.get("/openapi.json")
     assert "422" not in spec.text
     assert "#/$defs" not in spec.text
-    assert {"/v1/chat/completions", "/v1/models/{model}", "/health"} <= set(spec.json()["paths"])
+    paths = spec.json()["paths"]
+    assert {"/v1/chat/completions", "/v1/models/{model}", "/health"} <= set(paths)
+    assert set(paths["/v1/completions"]["post"]["responses"]["200"]["content"]) == {
+        "application/json",
+        "text/event-stream",
+    }
 
 
 def test_the_page_about_the_api_names_ignored_fields_and_loads_nothing(gateway: LiveGateway) -> None:
