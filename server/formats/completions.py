@@ -161,7 +161,9 @@ def _legacy_logprobs(tokens: Sequence[TokenLogprob], offset: int) -> dict[str, A
         "tokens": [token.token for token in tokens],
         "token_logprobs": [number(token.logprob) for token in tokens],
         "top_logprobs": [
-            {other.token: number(other.logprob) for other in token.top} if token.top else None for token in tokens
+            # The token itself is always among them, likely or not.
+            {other.token: number(other.logprob) for other in (*token.top, token)} if token.top else None
+            for token in tokens
         ],
         "text_offset": offsets,
     }

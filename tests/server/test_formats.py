@@ -219,7 +219,7 @@ def test_a_completion_stream_joins_to_the_whole_answer() -> None:
 
 def test_legacy_log_probabilities_give_the_place_of_each_token_in_the_text() -> None:
     deltas = [
-        delta(TextDelta("ab"), logprobs=(token("ab", top=(token("ab"), token("c"))),)),
+        delta(TextDelta("ab"), logprobs=(token("ab", top=(token("d"), token("c"))),)),
         delta(TextDelta("c"), logprobs=(token("c"), token("<|end|>", "hidden")), finish_reason="stop"),
     ]
     body, stream = completion(deltas, [PromptShown()], Wishes(logprobs=True))
@@ -227,7 +227,7 @@ def test_legacy_log_probabilities_give_the_place_of_each_token_in_the_text() -> 
     assert told == {
         "tokens": ["ab", "c"],
         "token_logprobs": [-0.5, -0.5],
-        "top_logprobs": [{"ab": -0.5, "c": -0.5}, None],
+        "top_logprobs": [{"d": -0.5, "c": -0.5, "ab": -0.5}, None],
         "text_offset": [0, 2],
     }
     streamed = [one["logprobs"] for one in stream.of_choice(0) if one["logprobs"]]
