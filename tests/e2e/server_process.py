@@ -40,8 +40,8 @@ class ServerProcess:
         if not self._found.wait(READY_S) or self.process.poll() is not None:
             self.kill()
             raise AssertionError(f"the server did not become ready:\n{log.read_text()[-4000:]}")
-        [match] = [found for line in self.said if (found := re.search(r"ready at (http://\S+)/v1", line))]
-        self.url: str = match[1]
+        [self.address] = [found[1] for line in self.said if (found := re.search(r"ready at (\S+)", line))]
+        self.url = self.address.removesuffix("/v1")
 
     def _read(self) -> None:
         assert self.process.stdout is not None
