@@ -1,0 +1,32 @@
+"""The command line of a local worker carries what the settings say, and nothing that they leave open."""
+
+import os
+import sys
+
+from server.settings import Settings
+from server.worker_command import worker_command
+
+
+def test_settings_become_flags() -> None:
+    settings = Settings(model="/models/m", device="cpu", max_model_len=100, seed=0, enable_prefix_caching=False)
+    command = worker_command(settings, "worker-0", "ipc:///run/w")
+    assert command[:3] == [sys.executable, "-m", "engine.runtime.worker"]
+    pairs = dict(zip(command[3:-1:2], command[4:-1:2], strict=True))
+    assert pairs == {
+        "--listen": "ipc:///run/w",
+        "--model": "/models/m",
+        "--worker-id": "worker-0",
+        "--parent-pid": str(os.getpid()),
+        "--device": "cpu",
+        "--dtype": "auto",
+        "--kv-cache-dtype": "auto",
+        "--max-model-len": "100",
+        "--gpu-memory-utilization": "0.9",
+        "--seed": "0",
+        "--log-level": "info",
+    }
+    assert command[-1] == "--no-enable-prefix-caching"
+
+
+def test_another_python_may_run_it() -> None:
+    assert worker_command(Settings(worker_python="/env/bin/python"), "w", "ipc:///w")[0] == "/env/bin/python"
