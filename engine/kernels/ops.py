@@ -46,7 +46,7 @@ class Ops(NamedTuple):
     indexer_logits: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor]
     topk_select: Callable[[Tensor, int], Tensor]
     moe_route: Callable[[Tensor, Tensor, Tensor, Routing], tuple[Tensor, Tensor]]
-    moe_gemm: Callable[[Tensor, Tensor, Tensor, Experts], Tensor]
+    moe_gemm: Callable[[Tensor, Tensor, Tensor, Tensor, Experts], Tensor]
 
 
 _REFERENCE = Ops(

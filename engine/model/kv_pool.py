@@ -22,7 +22,6 @@ class PoolPart:
         if part.dtype not in _DTYPES:
             raise ValueError(f"cache rows must be float32 or bfloat16, got {part.dtype} for {part.name}")
         dtype = _DTYPES[part.dtype]
-        self.width = part.width
         self.page_size = plan.page_size
         flat = buffer.view(dtype)
         first = part.offset_bytes // dtype.itemsize
@@ -35,18 +34,18 @@ class PoolPart:
         pages = torch.arange(plan.num_slabs * group.pages_per_slab, device=buffer.device)
         slab_bytes = pages // group.pages_per_slab * plan.slab_bytes
         page_bytes = pages % group.pages_per_slab * group.page_bytes
-        self._page_addresses = (slab_bytes + page_bytes) // dtype.itemsize
-        self._places = torch.arange(plan.page_size, device=buffer.device) * part.width
+        starts = (slab_bytes + page_bytes) // dtype.itemsize
+        places = torch.arange(plan.page_size, device=buffer.device) * part.width
+        self._by_page = starts.unsqueeze(1) + places  # [pages, page size]: looked up rather than computed in each step
+        self._by_slot = self._by_page.view(-1)
 
     def of_slots(self, slots: Tensor) -> Tensor:
-        """Addresses of slots, any shape."""
-        pages = slots // self.page_size
-        return self._page_addresses[pages] + (slots - pages * self.page_size) * self.width
+        """Addresses of slots [n] or [rows, n]."""
+        return self._by_slot.index_select(0, slots.view(-1)).view(slots.shape)
 
     def of_pages(self, pages: Tensor) -> Tensor:
-        """Addresses of all rows of these pages in order: [..., pages] → [..., pages · page size]."""
-        starts = self._page_addresses[pages]
-        return (starts.unsqueeze(-1) + self._places).flatten(-2)
+        """Addresses of all rows of these pages in order: [n] → [n · page size], [rows, n] → [rows, n · page size]."""
+        return self._by_page.index_select(0, pages.reshape(-1)).view(*pages.shape[:-1], -1)
 
 
 class KvPool:

@@ -88,7 +88,8 @@ class Attention:
     def _decode(
         self, q_latent: Tensor, index_weights: Tensor | None, turns: Tensor, decode: Decode, cache: LayerCache
     ) -> Tensor:
-        q_latent, turns = q_latent[: decode.count], turns[: decode.count]
+        if decode.count < len(q_latent):
+            q_latent, turns = q_latent[: decode.count], turns[: decode.count]
         q = self._absorbed_queries(q_latent, turns)
         rank = self._geometry.kv_rank
         if self._indexer is None:

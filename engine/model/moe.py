@@ -21,8 +21,8 @@ class MoeMlp:
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         ids, chosen_weights = self._ops.moe_route(x, self._router, self._bias, self._routing)
-        routed = self._ops.moe_gemm(x, ids, chosen_weights, self._experts)
-        return self._shared.add_to(residual, x).add_(routed)
+        with_routed = self._ops.moe_gemm(residual, x, ids, chosen_weights, self._experts)
+        return self._shared.add_to(with_routed, x)
 
 
 def _experts(weights: Weights, prefix: str, config: ModelConfig) -> Experts:

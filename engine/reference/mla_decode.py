@@ -18,10 +18,13 @@ def mla_decode(q: Tensor, cache: Tensor, rows: RowList, rank: int, scale: float)
     queries, _, width = q.shape
     listed = rows.addresses.shape[1]
     keys = cache.index_select(0, rows.addresses.view(-1)).view(queries, listed, width).float()
-    if rows.bias is None:
-        scores = torch.bmm(q.float() * scale, keys.transpose(1, 2))
-    else:
-        scores = torch.baddbmm(rows.bias, q.float(), keys.transpose(1, 2), alpha=scale)
+    scores = torch.baddbmm(
+        keys[:1, :1, :1] if rows.bias is None else rows.bias,
+        q.float(),
+        keys.transpose(1, 2),
+        beta=0 if rows.bias is None else 1,
+        alpha=scale,
+    )
     return torch.bmm(scores.softmax(-1), keys[..., :rank]).to(q.dtype)
 
 

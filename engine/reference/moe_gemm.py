@@ -1,4 +1,7 @@
-"""The chosen experts' SwiGLU, y = Σ weight · down(silu(gate x) · up x); experts that no token chose are not touched."""
+"""The chosen experts' SwiGLU, y = Σ weight · down(silu(gate x) · up x); added to a residual.
+
+Experts that no token chose are not touched.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,10 @@ class Experts(NamedTuple):
         return cls(gate_up, down, tuple(zip(gate_up.unbind(), down.unbind(), strict=True)))
 
 
-def moe_gemm(x: Tensor, ids: Tensor, weights: Tensor, experts: Experts) -> Tensor:
-    """x: [tokens, hidden]; ids, weights: [tokens, chosen] → [tokens, hidden]."""
+def moe_gemm(residual: Tensor, x: Tensor, ids: Tensor, weights: Tensor, experts: Experts) -> Tensor:
+    """residual, x: [tokens, hidden]; ids, weights: [tokens, chosen] → residual + y."""
     if len(x) == 1:
-        return _one_token(x, ids, weights, experts)
+        return _one_token(residual, x, ids, weights, experts)
     tokens, hidden = x.shape
     chosen = ids.shape[1]
     flat = ids.view(-1)
@@ -40,14 +43,15 @@ def moe_gemm(x: Tensor, ids: Tensor, weights: Tensor, experts: Experts) -> Tenso
     for expert, start, end in spans:
         torch.mm(active[start:end], experts.each[expert][1], out=outputs[start:end])
     by_token = torch.empty_like(outputs).index_copy_(0, order, outputs).view(tokens, chosen, hidden).float()
-    return torch.bmm(weights.unsqueeze(1), by_token).view(tokens, hidden).to(x.dtype)
+    routed = torch.bmm(weights.unsqueeze(1), by_token).view(tokens, hidden)
+    return residual + routed.to(x.dtype)
 
 
-def _one_token(x: Tensor, ids: Tensor, weights: Tensor, experts: Experts) -> Tensor:
+def _one_token(residual: Tensor, x: Tensor, ids: Tensor, weights: Tensor, experts: Experts) -> Tensor:
     chosen = [experts.each[expert] for expert in ids.view(-1).tolist()]
     active = silu_mul(torch.cat([torch.mm(x, gate_up) for gate_up, _ in chosen]))
     outputs = torch.cat([torch.mm(row, down) for row, (_, down) in zip(torch.split(active, 1), chosen, strict=True)])
-    return torch.mm(weights, outputs.float()).to(x.dtype)
+    return residual + torch.mm(weights, outputs.float()).to(x.dtype)
 
 
 def _spans(counts: list[int]) -> list[tuple[int, int, int]]:

@@ -61,13 +61,14 @@ def test_no_two_rows_share_a_byte() -> None:
     for group in plan.groups:
         pool.buffer.zero_()
         written = 0
-        for part, owner, _ in parts_of(pool, plan):
+        for part, owner, name in parts_of(pool, plan):
             if owner.name != group.name:
                 continue
+            width = group.part(name).width
             slots = torch.arange(plan.num_slabs * group.pages_per_slab * PAGE_SIZE)
             for layer in part.layers:
-                kv_write(torch.ones(len(slots), part.width), layer, part.of_slots(slots))
-                written += len(slots) * part.width
+                kv_write(torch.ones(len(slots), width), layer, part.of_slots(slots))
+                written += len(slots) * width
         ones = (pool.buffer.view(torch.int32) == struct.unpack("i", struct.pack("f", 1.0))[0]).sum()
         assert int(ones) == written
 

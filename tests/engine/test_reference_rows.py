@@ -110,11 +110,11 @@ def test_only_chosen_experts_are_touched(tokens: int, chosen: int) -> None:
     gate_up, down = torch.randn(experts, hidden, 2 * inter), torch.randn(experts, inter, hidden)
     ids = torch.stack([torch.randperm(experts - 2)[:chosen] + 1 for _ in range(tokens)])
     unused = [expert for expert in range(experts) if expert not in ids]
-    x, weights = torch.randn(tokens, hidden), torch.rand(tokens, chosen)
-    expected = all_experts(x, ids, weights, gate_up, down)
+    residual, x, weights = torch.randn(tokens, hidden), torch.randn(tokens, hidden), torch.rand(tokens, chosen)
+    expected = residual + all_experts(x, ids, weights, gate_up, down)
     gate_up[unused] = float("nan")
     down[unused] = float("nan")
-    out = moe_gemm(x, ids, weights, Experts.of(gate_up, down))
+    out = moe_gemm(residual, x, ids, weights, Experts.of(gate_up, down))
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
 
 
