@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.reference.gate import gate
+from engine.reference.index_write import IndexAddresses, IndexCache, index_write
 from engine.reference.indexer_logits import indexer_logits
 from engine.reference.kv_write import kv_write
 from engine.reference.mla_decode import mla_decode, mla_decode_in_chunks
@@ -24,10 +25,9 @@ from engine.reference.rows import RowList
 from engine.reference.silu_mul import silu_mul
 from engine.reference.topk_select import topk_select
 
-__all__ = ["Experts", "Norm", "Ops", "Routing", "RowList", "ops_for"]
+__all__ = ["Experts", "IndexAddresses", "IndexCache", "Norm", "Ops", "Routing", "RowList", "ops_for"]
 
 AttendRows = Callable[[Tensor, Tensor, RowList, int, float], Tensor]
-WriteRows = Callable[[Tensor, Tensor, Tensor], None]
 
 
 class Ops(NamedTuple):
@@ -37,13 +37,13 @@ class Ops(NamedTuple):
     rotate: Callable[[Tensor, Tensor], None]
     silu_mul: Callable[[Tensor], Tensor]
     gate: Callable[[Tensor, Tensor], Tensor]
-    kv_write: WriteRows
-    index_write: WriteRows
+    kv_write: Callable[[Tensor, Tensor, Tensor], None]
+    index_write: Callable[[Tensor, IndexCache, IndexAddresses], None]
     mla_prefill: Callable[[Tensor, Tensor, Tensor, int | None, float], Tensor]  # all of the past, or a window of it
     swa_mla_decode: AttendRows
     sparse_mla_decode: AttendRows
     sparse_mla_prefill: AttendRows
-    indexer_logits: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor]
+    indexer_logits: Callable[[Tensor, Tensor, IndexCache, IndexAddresses, Tensor | None], Tensor]
     topk_select: Callable[[Tensor, int], Tensor]
     moe_route: Callable[[Tensor, Tensor, Tensor, Routing], tuple[Tensor, Tensor]]
     moe_gemm: Callable[[Tensor, Tensor, Tensor, Tensor, Experts], Tensor]
@@ -55,7 +55,7 @@ _REFERENCE = Ops(
     silu_mul=silu_mul,
     gate=gate,
     kv_write=kv_write,
-    index_write=kv_write,
+    index_write=index_write,
     mla_prefill=mla_prefill,
     swa_mla_decode=mla_decode,
     sparse_mla_decode=mla_decode,

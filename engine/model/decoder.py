@@ -88,7 +88,7 @@ class TextModel:
         swa = swa_step(ctx, pool, self.config, next(turns))
         for layer in self._layers:
             if layer.kind == "dsa":
-                cache = LayerCache(pool.dsa_latent.layers[layer.place], pool.index_key.layers[layer.place])
+                cache = LayerCache(pool.dsa_latent.layers[layer.place], pool.index_cache(layer.place))
                 hidden = layer.forward(hidden, dsa, cache)
             else:
                 hidden = layer.forward(hidden, swa, LayerCache(pool.swa_latent.layers[layer.place], None))

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.config.model import ModelConfig
-from engine.kernels.ops import Ops, RowList
+from engine.kernels.ops import IndexCache, Ops, RowList
 from engine.model.blocks import Weights, turned
 from engine.model.step import Decode, GroupStep, Prefill
 
@@ -28,7 +28,7 @@ class Indexer:
         self._norm_bias = weights.take_float(f"{prefix}.k_norm.bias", width)
         self._scale = heads**-0.5 * width**-0.5
 
-    def write(self, projected: Tensor, cache: Tensor, step: GroupStep) -> None:
+    def write(self, projected: Tensor, cache: IndexCache, step: GroupStep) -> None:
         """projected: [tokens, width], the layer's input through `wk`."""
         assert step.index_write is not None
         width = self._config.width
@@ -37,7 +37,7 @@ class Indexer:
         self._ops.index_write(keys, cache, step.index_write)
 
     def choose_decode(
-        self, q_latent: Tensor, projected: Tensor, cache: Tensor, turns: Tensor, decode: Decode
+        self, q_latent: Tensor, projected: Tensor, cache: IndexCache, turns: Tensor, decode: Decode
     ) -> RowList:
         """Rows of all decoding sequences. projected: [tokens, heads], the layer's input through `weights_proj`."""
         assert decode.index_addresses is not None
@@ -49,13 +49,13 @@ class Indexer:
         return RowList(decode.rows.addresses.gather(1, chosen), decode.bias)
 
     def choose_prefill(
-        self, q_latent: Tensor, projected: Tensor, cache: Tensor, turns: Tensor, prefill: Prefill
+        self, q_latent: Tensor, projected: Tensor, cache: IndexCache, turns: Tensor, prefill: Prefill
     ) -> RowList:
         """Rows of each new token of one sequence."""
         assert prefill.index_addresses is not None
         q, weights = self._queries(q_latent, projected, turns)
         scores = self._ops.indexer_logits(
-            q.unsqueeze(0), weights.unsqueeze(0), cache, prefill.index_addresses.unsqueeze(0), prefill.limits
+            q.unsqueeze(0), weights.unsqueeze(0), cache, prefill.index_addresses, prefill.limits
         )
         chosen = self._ops.topk_select(scores.squeeze(0), self._config.top_k)
         return RowList(prefill.addresses[chosen], prefill.bias)

@@ -7,20 +7,22 @@ takes no account of how wide the rows of others are.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from engine.config.capacity import CapacityPlan, GroupPlan, RowPart
+from engine.kernels.ops import IndexAddresses, IndexCache
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+# FP8 is kept as bytes: not every operation on rows knows its dtype.
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float8_e4m3": torch.uint8}
 
 
 class PoolPart:
     """One kind of row of one layer group, such as the latents of the sliding-window layers."""
 
     def __init__(self, buffer: Tensor, plan: CapacityPlan, group: GroupPlan, part: RowPart) -> None:
-        if part.dtype not in _DTYPES:
-            raise ValueError(f"cache rows must be float32 or bfloat16, got {part.dtype} for {part.name}")
         dtype = _DTYPES[part.dtype]
         self.page_size = plan.page_size
         flat = buffer.view(dtype)
@@ -52,6 +54,23 @@ class KvPool:
     def __init__(self, plan: CapacityPlan, device: torch.device) -> None:
         self.page_size = plan.page_size
         self.buffer = torch.empty(plan.cache_bytes, dtype=torch.uint8, device=device)
-        self.dsa_latent = PoolPart(self.buffer, plan, plan.dsa, plan.dsa.part("latent"))
-        self.index_key = PoolPart(self.buffer, plan, plan.dsa, plan.dsa.part("index_key"))
-        self.swa_latent = PoolPart(self.buffer, plan, plan.swa, plan.swa.part("latent"))
+        self.dsa_latent = self._part(plan, plan.dsa, "latent")
+        self.swa_latent = self._part(plan, plan.swa, "latent")
+        self.index_key = self._part(plan, plan.dsa, "index_key")
+        scaled = any(part.name == "index_scale" for part in plan.dsa.parts)
+        self.index_scale = self._part(plan, plan.dsa, "index_scale") if scaled else None
+
+    def index_cache(self, layer: int) -> IndexCache:
+        return IndexCache(
+            self.index_key.layers[layer], None if self.index_scale is None else self.index_scale.layers[layer]
+        )
+
+    def index_addresses(self, find: Callable[[PoolPart], Tensor]) -> IndexAddresses:
+        """Of keys and scales, each found in the same way."""
+        return IndexAddresses(find(self.index_key), None if self.index_scale is None else find(self.index_scale))
+
+    def _part(self, plan: CapacityPlan, group: GroupPlan, name: str) -> PoolPart:
+        part = group.part(name)
+        if name == "latent" and part.dtype == "float8_e4m3":
+            raise ValueError(f"latent rows must be float32 or bfloat16, got {part.dtype}")
+        return PoolPart(self.buffer, plan, group, part)

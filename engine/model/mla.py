@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.config.model import LayerKind, ModelConfig
-from engine.kernels.ops import Norm, Ops
+from engine.kernels.ops import IndexCache, Norm, Ops
 from engine.model.blocks import Weights, turned
 from engine.model.indexer import Indexer
 from engine.model.step import Decode, GroupStep, Prefill
@@ -20,7 +20,7 @@ from engine.model.step import Decode, GroupStep, Prefill
 
 class LayerCache(NamedTuple):
     latent: Tensor  # rows as `engine.model.kv_pool` addresses them
-    index_key: Tensor | None
+    index_cache: IndexCache | None
 
 
 class Attention:
@@ -72,9 +72,9 @@ class Attention:
         self._ops.kv_write(rows, cache.latent, step.write)
         index_weights = None
         if self._indexer is not None:
-            assert cache.index_key is not None
+            assert cache.index_cache is not None
             index_key, index_weights = index
-            self._indexer.write(index_key, cache.index_key, step)
+            self._indexer.write(index_key, cache.index_cache, step)
         parts = []
         if step.decode is not None:
             parts.append(self._decode(q_latent, index_weights, step.turns, step.decode, cache))
@@ -98,9 +98,9 @@ class Attention:
             rows = decode.rows
             if decode.index_addresses is not None:
                 assert index_weights is not None
-                assert cache.index_key is not None
+                assert cache.index_cache is not None
                 index_weights = index_weights[: decode.count]
-                rows = self._indexer.choose_decode(q_latent, index_weights, cache.index_key, turns, decode)
+                rows = self._indexer.choose_decode(q_latent, index_weights, cache.index_cache, turns, decode)
             mixed = self._ops.sparse_mla_decode(q, cache.latent, rows, rank, self._scale)
         return self._values(mixed)
 
@@ -111,8 +111,8 @@ class Attention:
         if prefill.index_addresses is not None:
             assert self._indexer is not None
             assert index_weights is not None
-            assert cache.index_key is not None
-            chosen = self._indexer.choose_prefill(q_latent, index_weights, cache.index_key, turns, prefill)
+            assert cache.index_cache is not None
+            chosen = self._indexer.choose_prefill(q_latent, index_weights, cache.index_cache, turns, prefill)
             q = self._absorbed_queries(q_latent, turns)
             return self._values(self._ops.sparse_mla_prefill(q, cache.latent, chosen, g.kv_rank, self._scale))
         rows = cache.latent.index_select(0, prefill.addresses).to(q_latent.dtype)

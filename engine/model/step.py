@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.config.model import ModelConfig
-from engine.kernels.ops import RowList
+from engine.kernels.ops import IndexAddresses, RowList
 from engine.model.context import ForwardContext
 from engine.model.kv_pool import KvPool, PoolPart
 
@@ -24,7 +24,7 @@ class Prefill:
     end: int
     before: int  # tokens of the sequence that are in the cache already
     addresses: Tensor  # int64 [keys], latent rows of every key that a query may see, in order, the new ones last
-    index_addresses: Tensor | None  # int64 [keys], where the indexer has to choose among them
+    index_addresses: IndexAddresses | None  # [1, keys], where the indexer has to choose among them
     limits: Tensor | None  # int64 [1, queries], how many keys each query may choose from
     bias: Tensor | None  # of the chosen, as in RowList
 
@@ -35,7 +35,7 @@ class Decode:
 
     count: int
     rows: RowList  # every row that a query may see
-    index_addresses: Tensor | None  # int64 [queries, keys], where the indexer has to choose among them
+    index_addresses: IndexAddresses | None  # [queries, keys], where the indexer has to choose among them
     limits: Tensor | None
     bias: Tensor | None
 
@@ -46,7 +46,7 @@ class GroupStep:
 
     turns: Tensor  # complex64 [tokens, 1, rope / 2]
     write: Tensor  # int64 [tokens], addresses of the new rows
-    index_write: Tensor | None
+    index_write: IndexAddresses | None
     decode: Decode | None
     prefills: tuple[Prefill, ...]
 
@@ -55,8 +55,8 @@ def dsa_step(ctx: ForwardContext, pool: KvPool, config: ModelConfig, turns: Tens
     top_k = config.indexer.top_k
     decode = _dsa_decode(ctx, pool, top_k) if ctx.num_decodes else None
     prefills = tuple(_dsa_prefill(ctx, pool, top_k, index) for index in range(ctx.num_decodes, len(ctx.seq_lens)))
-    write, index_write = (part.of_slots(ctx.dsa_slots) for part in (pool.dsa_latent, pool.index_key))
-    return GroupStep(turns, write, index_write, decode, prefills)
+    index_write = pool.index_addresses(lambda part: part.of_slots(ctx.dsa_slots))
+    return GroupStep(turns, pool.dsa_latent.of_slots(ctx.dsa_slots), index_write, decode, prefills)
 
 
 def swa_step(ctx: ForwardContext, pool: KvPool, config: ModelConfig, turns: Tensor) -> GroupStep:
@@ -86,7 +86,7 @@ def _dsa_decode(ctx: ForwardContext, pool: KvPool, top_k: int) -> Decode:
         return Decode(ctx.num_decodes, rows, None, None, None)
     bias = _bias(limits, top_k) if limits is not None and min(lens) < top_k else None
     rows = RowList(addresses(pool.dsa_latent), None)
-    return Decode(ctx.num_decodes, rows, addresses(pool.index_key), limits, bias)
+    return Decode(ctx.num_decodes, rows, pool.index_addresses(addresses), limits, bias)
 
 
 def _swa_decode(ctx: ForwardContext, part: PoolPart, window: int) -> Decode:
@@ -113,7 +113,8 @@ def _dsa_prefill(ctx: ForwardContext, pool: KvPool, top_k: int, index: int) -> P
         return Prefill(start, end, before, addresses, None, None, None)
     limits = ctx.positions[start:end] + 1
     bias = _bias(limits.unsqueeze(1), top_k) if before + 1 < top_k else None
-    return Prefill(start, end, before, addresses, pool.index_key.of_pages(pages)[:length], limits.unsqueeze(0), bias)
+    index_addresses = pool.index_addresses(lambda part: part.of_pages(pages)[:length].unsqueeze(0))
+    return Prefill(start, end, before, addresses, index_addresses, limits.unsqueeze(0), bias)
 
 
 def _swa_prefill(ctx: ForwardContext, part: PoolPart, window: int, index: int) -> Prefill:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from engine.reference.index_write import IndexAddresses, IndexCache, index_read
+
 _CHUNK_VALUES = 1 << 18  # scores of all heads at a time: they fit into a core's cache
 
 
-def indexer_logits(q: Tensor, weights: Tensor, cache: Tensor, addresses: Tensor, limits: Tensor | None) -> Tensor:
+def indexer_logits(
+    q: Tensor, weights: Tensor, cache: IndexCache, addresses: IndexAddresses, limits: Tensor | None
+) -> Tensor:
     """Scores [sequences, queries, keys]; -inf from the query's limit on.
 
-    q: [sequences, queries, heads, width]; weights: [sequences, queries, heads]; addresses: int64 [sequences, keys], in
-    the order of positions; limits: int64 [sequences, queries], how many keys the query sees; None: all.
+    q: [sequences, queries, heads, width]; weights: [sequences, queries, heads]; addresses: [sequences, keys] by
+    position; limits: int64 [sequences, queries], how many keys the query sees; None: all.
     """
     sequences, queries, heads, width = q.shape
-    num_keys = addresses.shape[1]
-    keys = cache.index_select(0, addresses.reshape(-1)).view(sequences, num_keys, width).float().transpose(1, 2)
+    num_keys = addresses.keys.shape[1]
+    keys = index_read(cache, addresses).view(sequences, num_keys, width).transpose(1, 2)
     step = max(1, _CHUNK_VALUES // (sequences * heads * num_keys))
     parts = []
     for start in range(0, queries, step):

@@ -11,6 +11,7 @@ from engine.config.capacity import CapacityPlan, GroupPlan, plan_capacity
 from engine.config.engine import Dtype, EngineConfig
 from engine.config.model import ModelConfig
 from engine.model.kv_pool import KvPool, PoolPart
+from engine.reference.index_write import index_read, index_write
 from engine.reference.kv_write import kv_write
 from tests.support.tiny_model import tiny_config
 
@@ -82,8 +83,15 @@ def test_pages_and_slots_agree() -> None:
         assert torch.equal(part.of_pages(pages), part.of_slots(slots))
 
 
-def test_fp8_rows_are_refused() -> None:
+def test_fp8_index_keys_have_scales_and_fp8_latents_are_refused() -> None:
+    config = ModelConfig.from_json(tiny_config())
+    plain = plan_capacity(config, EngineConfig.for_device("cuda", cache_bytes=1 << 24), free_bytes=0)
+    pool = KvPool(plain, torch.device("cpu"))
+    rows = pool.index_cache(1)
+    addresses = pool.index_addresses(lambda part: part.of_slots(torch.tensor([70, 3, 129])))
+    keys = torch.randn(3, config.indexer.width) * torch.tensor([[1e-2], [1.0], [1e3]])
+    index_write(keys, rows, addresses)
+    assert ((index_read(rows, addresses) - keys).abs() <= keys.abs().amax(1, keepdim=True) / 16).all()
     engine = EngineConfig.for_device("cuda", kv_cache_dtype="fp8", cache_bytes=1 << 24)
-    plan = plan_capacity(ModelConfig.from_json(tiny_config()), engine, free_bytes=0)
-    with pytest.raises(ValueError, match="float8_e4m3"):
-        KvPool(plan, torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"latent rows.*float8_e4m3"):
+        KvPool(plan_capacity(config, engine, free_bytes=0), torch.device("cpu"))

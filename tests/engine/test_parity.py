@@ -162,6 +162,17 @@ def test_bfloat16_stays_near_float32_where_nothing_is_chosen(tmp_path: Path) -> 
     assert relative(decoded, prefilled) < 2e-2
 
 
+def test_fp8_index_keys_change_nothing_until_keys_are_chosen_by_them(twins: Twins) -> None:
+    """The cache as it lies on a GPU."""
+    top_k = twins.config.indexer.top_k
+    ids = twins.prompts[0][: top_k + 20]
+    outcomes = [
+        chunked(PagedRun(twins.model, layout=layout), ids, [5, 6, top_k, top_k + 9]) for layout in ("cpu", "cuda")
+    ]
+    assert torch.equal(outcomes[0][:top_k], outcomes[1][:top_k])
+    assert outcomes[1].isfinite().all()
+
+
 @torch.no_grad()
 def greedy(reference: Any, ids: list[int], count: int) -> tuple[list[int], list[float]]:
     """The reference's next tokens, and how far each was ahead of the runner-up."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.ops import AttendRows
+from engine.reference.index_write import IndexAddresses, IndexCache, index_read, index_write
 from engine.reference.indexer_logits import indexer_logits
 from engine.reference.mla_decode import mla_decode, mla_decode_in_chunks
 from engine.reference.mla_prefill import mla_prefill
@@ -99,13 +100,51 @@ def test_index_scores(sequences: int, queries: int, keys: int) -> None:
     cache, places = paged(rows)
     q, weights = torch.randn(sequences, queries, heads, width), torch.randn(sequences, queries, heads)
     limits = torch.randint(1, keys + 1, (sequences, queries))
-    every = indexer_logits(q, weights, cache, places.view(sequences, keys), None)
-    limited = indexer_logits(q, weights, cache, places.view(sequences, keys), limits)
+    index, addresses = IndexCache(cache, None), IndexAddresses(places.view(sequences, keys), None)
+    every = indexer_logits(q, weights, index, addresses, None)
+    limited = indexer_logits(q, weights, index, addresses, limits)
     dots = torch.einsum("sqhw,skw->sqhk", q.double(), rows.view(sequences, keys, width).double()).relu()
     expected = torch.einsum("sqh,sqhk->sqk", weights.double(), dots).float()
     torch.testing.assert_close(every, expected, rtol=1e-5, atol=1e-5)
     seen = torch.arange(keys) < limits[..., None]
     torch.testing.assert_close(limited, expected.masked_fill(~seen, NEG), rtol=1e-5, atol=1e-5)
+
+
+def fp8_index(rows: int, width: int) -> tuple[IndexCache, IndexAddresses]:
+    """Memory for that many rows, which lie apart."""
+    keys = torch.zeros(rows * (width + 5), dtype=torch.uint8)
+    cache = keys.as_strided((len(keys) - width + 1, width), (1, 1))
+    return (
+        IndexCache(cache, torch.full((rows * 2, 1), float("nan"))),
+        IndexAddresses(torch.arange(rows) * (width + 5), torch.arange(rows) * 2),
+    )
+
+
+def test_fp8_index_keys_are_within_half_a_step() -> None:
+    keys = torch.randn(40, 24) * torch.logspace(-6, 4, 40)[:, None]
+    keys[7] = 0.0
+    cache, addresses = fp8_index(40, 24)
+    index_write(keys, cache, addresses)
+    assert cache.scales is not None
+    scales = cache.scales[addresses.scales]
+    assert torch.equal(scales.log2(), scales.log2().round())
+    assert (keys.abs() <= scales * 448).all()
+    read = index_read(cache, addresses)
+    assert ((read - keys).abs() <= torch.maximum(keys.abs() / 16, scales / 1024) * 1.0001).all()
+
+
+def test_fp8_index_keys_choose_nearly_the_same() -> None:
+    keys, q, weights = torch.randn(400, 32), torch.randn(1, 50, 32, 32), torch.randn(1, 50, 32)
+    exact, places = paged(keys)
+    scores = indexer_logits(q, weights, IndexCache(exact, None), IndexAddresses(places[None], None), None)
+    cache, addresses = fp8_index(400, 32)
+    index_write(keys, cache, addresses)
+    assert addresses.scales is not None
+    every = IndexAddresses(addresses.keys[None], addresses.scales[None])
+    rounded = indexer_logits(q, weights, cache, every, None)
+    pairs = zip(topk_select(scores[0], 64).tolist(), topk_select(rounded[0], 64).tolist(), strict=True)
+    shares = [len({*ours} & {*theirs}) / 64 for ours, theirs in pairs]
+    assert sum(shares) / len(shares) > 0.95
 
 
 def chosen_by_hand(scores: list[float], k: int) -> list[int]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.config.capacity import CapacityPlan, GroupPlan, plan_capacity
-from engine.config.engine import Dtype, EngineConfig
+from engine.config.engine import Device, Dtype, EngineConfig
 from engine.config.model import ModelConfig
 from engine.model.context import ForwardContext
 from engine.model.decoder import TextModel
@@ -29,10 +29,17 @@ class _Sequence:
 
 class PagedRun:
     def __init__(
-        self, model: TextModel, *, page_size: int = 4, cache_bytes: int = 1 << 24, dtype: Dtype = "float32"
+        self,
+        model: TextModel,
+        *,
+        page_size: int = 4,
+        cache_bytes: int = 1 << 24,
+        dtype: Dtype = "float32",
+        layout: Device = "cpu",
     ) -> None:
+        """`layout`: the device whose cache layout is used, whatever device the model is on."""
         self.model = model
-        engine = EngineConfig(dtype=dtype, page_size=page_size, cache_bytes=cache_bytes, max_num_batched_tokens=4096)
+        engine = EngineConfig(layout, dtype, page_size=page_size, cache_bytes=cache_bytes, max_num_batched_tokens=4096)
         self.plan = plan_for(model.config, engine)
         self.pool = KvPool(self.plan, model.device)
         self.pool.buffer.view(torch.float32).fill_(float("nan"))
