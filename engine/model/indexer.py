@@ -40,13 +40,19 @@ class Indexer:
         self, q_latent: Tensor, projected: Tensor, cache: IndexCache, turns: Tensor, decode: Decode
     ) -> RowList:
         """Rows of all decoding sequences. projected: [tokens, heads], the layer's input through `weights_proj`."""
-        assert decode.index_addresses is not None
+        indexed, rows = decode.indexed, decode.rows.addresses
+        assert indexed is not None
+        scored = rows
+        if indexed.queries is not None:
+            q_latent, projected, turns, scored = (x[indexed.queries] for x in (q_latent, projected, turns, rows))
         q, weights = self._queries(q_latent, projected, turns)
         scores = self._ops.indexer_logits(
-            q.unsqueeze(1), weights.unsqueeze(1), cache, decode.index_addresses, decode.limits
+            q.unsqueeze(1), weights.unsqueeze(1), cache, indexed.addresses, indexed.limits
         )
-        chosen = self._ops.topk_select(scores.squeeze(1), self._config.top_k)
-        return RowList(decode.rows.addresses.gather(1, chosen), decode.bias)
+        chosen = scored.gather(1, self._ops.topk_select(scores.squeeze(1), self._config.top_k))
+        if indexed.queries is not None:
+            chosen = rows[:, : self._config.top_k].index_copy(0, indexed.queries, chosen)
+        return RowList(chosen, indexed.bias)
 
     def choose_prefill(
         self, q_latent: Tensor, projected: Tensor, cache: IndexCache, turns: Tensor, prefill: Prefill

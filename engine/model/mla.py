@@ -96,7 +96,7 @@ class Attention:
             mixed = self._ops.swa_mla_decode(q, cache.latent, decode.rows, rank, self._scale)
         else:
             rows = decode.rows
-            if decode.index_addresses is not None:
+            if decode.indexed is not None:
                 assert index_weights is not None
                 assert cache.index_cache is not None
                 index_weights = index_weights[: decode.count]

@@ -30,14 +30,22 @@ class Prefill:
 
 
 @dataclass(frozen=True)
+class IndexedDecode:
+    """Those of the decoding sequences among whose rows the indexer has to choose, because they have more than top-k."""
+
+    queries: Tensor | None  # int64 [scored], which they are; None: all
+    addresses: IndexAddresses  # [scored, keys]
+    limits: Tensor | None  # int64 [scored, 1], how many of the keys each has; None: all
+    bias: Tensor | None  # of the chosen rows of all queries, as in RowList
+
+
+@dataclass(frozen=True)
 class Decode:
     """The sequences that have one new token each."""
 
     count: int
-    rows: RowList  # every row that a query may see
-    index_addresses: IndexAddresses | None  # [queries, keys], where the indexer has to choose among them
-    limits: Tensor | None
-    bias: Tensor | None
+    rows: RowList  # every row that a query may see; without a bias where the indexer chooses among them
+    indexed: IndexedDecode | None
 
 
 @dataclass(frozen=True)
@@ -75,18 +83,24 @@ def _dsa_decode(ctx: ForwardContext, pool: KvPool, top_k: int) -> Decode:
     device = pages.device
     limits = torch.tensor(lens, device=device).unsqueeze(1) if min(lens) < longest else None
 
-    def addresses(part: PoolPart) -> Tensor:
+    def addresses(part: PoolPart, pages: Tensor, limits: Tensor | None) -> Tensor:
         every = part.of_pages(pages)[:, :longest]
         if limits is None:
             return every.contiguous()
         return torch.where(torch.arange(longest, device=device) < limits, every, every[:, :1])
 
+    every = addresses(pool.dsa_latent, pages, limits)
     if longest <= top_k:
-        rows = RowList(addresses(pool.dsa_latent), None if limits is None else _bias(limits, longest))
-        return Decode(ctx.num_decodes, rows, None, None, None)
+        return Decode(ctx.num_decodes, RowList(every, None if limits is None else _bias(limits, longest)), None)
     bias = _bias(limits, top_k) if limits is not None and min(lens) < top_k else None
-    rows = RowList(addresses(pool.dsa_latent), None)
-    return Decode(ctx.num_decodes, rows, pool.index_addresses(addresses), limits, bias)
+    scored = [query for query, length in enumerate(lens) if length > top_k]
+    queries = None
+    if len(scored) < len(lens):
+        queries = torch.tensor(scored, device=device)
+        pages = pages[queries]
+        limits = torch.tensor([[lens[query]] for query in scored], device=device)
+    index = pool.index_addresses(lambda part: addresses(part, pages, limits))
+    return Decode(ctx.num_decodes, RowList(every, None), IndexedDecode(queries, index, limits, bias))
 
 
 def _swa_decode(ctx: ForwardContext, part: PoolPart, window: int) -> Decode:
@@ -101,7 +115,7 @@ def _swa_decode(ctx: ForwardContext, part: PoolPart, window: int) -> Decode:
         positions = torch.minimum(positions, last)
     pages = positions // part.page_size
     slots = table.gather(1, pages).long() * part.page_size + (positions - pages * part.page_size)
-    return Decode(ctx.num_decodes, RowList(part.of_slots(slots), bias), None, None, None)
+    return Decode(ctx.num_decodes, RowList(part.of_slots(slots), bias), None)
 
 
 def _dsa_prefill(ctx: ForwardContext, pool: KvPool, top_k: int, index: int) -> Prefill:
