@@ -22,6 +22,7 @@ from engine.wire.messages import Beat, Message, Ready, ToWorker
 
 BEAT_S = 0.25
 LINGER_MS = 1000
+_LAST_WORDS_S = 0.1  # a gateway throws away what it has not read when the connection closes
 _CLOSE = b""
 
 log = logging.getLogger(__name__)
@@ -101,6 +102,8 @@ class Mailroom:
                 if time.monotonic() >= next_beat:
                     next_beat = time.monotonic() + BEAT_S
                     self._send_beats()
+            if self._peers:
+                time.sleep(_LAST_WORDS_S)
         finally:
             self._router.close(LINGER_MS)
             self._outgoing.close(linger=0)
