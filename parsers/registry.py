@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from parsers.base import Parser
 from parsers.reasoning import Begin, ReasoningParser
-from parsers.response import ResponseParser, ThinkingParser
+from parsers.response import CallParser, ResponseParser, ThinkingParser
+from parsers.tools_xml import ToolCallParser
+
+Tools = Sequence[Mapping[str, Any]]
 
 REASONING: dict[str, Callable[[Begin], ThinkingParser | None]] = {"dots": ReasoningParser, "none": lambda _: None}
-# Calls are text until a parser of the format stands here.
-TOOL_CALLS: dict[str, Callable[[], Parser | None]] = {"dots": lambda: None, "none": lambda: None}
+TOOL_CALLS: dict[str, Callable[[Tools], CallParser | None]] = {"dots": ToolCallParser, "none": lambda _: None}
 
 
-def response_parser(reasoning: str, tool_calls: str, begin: Begin) -> ResponseParser:
-    """Raises ValueError naming a parser that does not exist."""
+def response_parser(reasoning: str, tool_calls: str, begin: Begin, tools: Tools = ()) -> ResponseParser:
+    """`tools` as in OpenAI's chat API; without any, nothing is a call. Raises ValueError for an unknown parser."""
     for kind, name, known in (("reasoning", reasoning, REASONING), ("tool-call", tool_calls, TOOL_CALLS)):
         if name not in known:
             raise ValueError(f"{kind} parser must be one of {', '.join(known)}, got {name!r}")
-    return ResponseParser(REASONING[reasoning](begin), TOOL_CALLS[tool_calls]())
+    return ResponseParser(REASONING[reasoning](begin), TOOL_CALLS[tool_calls](tools) if tools else None)

@@ -5,6 +5,7 @@ Knows the order of the two, and neither of them.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Protocol
 
 from parsers.base import Parser
@@ -20,10 +21,22 @@ class ThinkingParser(Parser, Protocol):
     def between(self) -> bool: ...
 
 
+class CallParser(Protocol):
+    @property
+    def repairs(self) -> Counter[str]: ...
+
+    @property
+    def complete(self) -> bool: ...
+
+    def feed(self, text: str) -> list[Event]: ...
+
+    def finish(self, cut: bool = False) -> list[Event]: ...
+
+
 class ResponseParser:
     """Without a reasoning parser all is answer; without a tool parser calls stay text."""
 
-    def __init__(self, reasoning: ThinkingParser | None, tools: Parser | None) -> None:
+    def __init__(self, reasoning: ThinkingParser | None, tools: CallParser | None) -> None:
         self._reasoning = reasoning
         self._tools = tools
 
@@ -42,9 +55,20 @@ class ResponseParser:
             return []
         return self._finished([TextDelta(text)] if self._reasoning is None else self._reasoning.feed(text))
 
-    def finish(self) -> list[Event]:
+    @property
+    def complete_calls(self) -> bool:
+        """There are calls, and none was cut short."""
+        return self._tools is not None and self._tools.complete
+
+    @property
+    def repairs(self) -> Counter[str]:
+        """How often each rule for damaged calls was needed so far."""
+        return Counter() if self._tools is None else self._tools.repairs
+
+    def finish(self, cut: bool = False) -> list[Event]:
+        """`cut`: the text did not end by itself."""
         events = self._finished([] if self._reasoning is None else self._reasoning.finish())
-        return events if self._tools is None else events + _clean(self._tools.finish())
+        return events if self._tools is None else events + _clean(self._tools.finish(cut))
 
     def _finished(self, events: list[Event]) -> list[Event]:
         """Through the tool-call parser, and without marks."""
