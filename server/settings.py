@@ -122,6 +122,8 @@ _ONLY_YET: dict[str, tuple[Any, ...]] = {
     "engine": ("native",),
     "vllm_args": (None,),
     "gateway_workers": (1,),
+    "allowed_media_domains": ((),),
+    "allowed_local_media_path": (None,),
 }
 
 

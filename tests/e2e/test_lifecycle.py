@@ -3,17 +3,20 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.e2e.conftest import Start
-from tests.e2e.server_process import MODEL, ServerProcess
+from tests.e2e.server_process import MODEL, ROOT, ServerProcess
 
 pytestmark = pytest.mark.e2e
 
@@ -141,6 +144,17 @@ def test_a_killed_gateway_takes_its_worker_along(start_server: Start) -> None:
     server.wait_until("the worker has ended", lambda: not os.path.exists(f"/proc/{worker}"), timeout_s=10)
 
 
+def test_a_server_that_still_waits_for_its_worker_can_be_stopped(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "cli.main", "serve", "--port", "0", "--worker", f"ipc://{tmp_path}/nobody"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as waiting:
+        assert waiting.stderr is not None
+        while "waiting for a worker" not in (line := waiting.stderr.readline()):
+            assert line
+        waiting.terminate()
+        said, _ = waiting.communicate(timeout=10)
+        assert (waiting.returncode, said) == (0, "")
+
+
 def test_the_queue_is_bounded(start_server: Start) -> None:
     server = start_server("--max-num-seqs", "1", "--max-queue", "1", "--max-num-batched-tokens", "64")
     with ExitStack() as open_streams:
@@ -157,7 +171,7 @@ def test_the_queue_is_bounded(start_server: Start) -> None:
     assert reply.status_code == 200, server.log.read_text()[-4000:]
 
 
-def test_keys_are_asked_for_and_the_socket_may_be_a_file(start_server: Start, tmp_path: Any) -> None:
+def test_keys_are_asked_for_and_the_socket_may_be_a_file(start_server: Start, tmp_path: Path) -> None:
     path = str(tmp_path / "dots3.sock")
     server = start_server("--uds", path, "--api-key", "abc", "--served-model-name", "one", "--served-model-name", "two")
     assert server.address == path
@@ -171,10 +185,7 @@ def test_keys_are_asked_for_and_the_socket_may_be_a_file(start_server: Start, tm
     assert not os.path.exists(path)
 
 
-def test_a_worker_alone_serves_a_gateway_that_connects(start_server: Start, tmp_path: Any) -> None:
-    import subprocess
-    import sys
-
+def test_a_worker_alone_serves_a_gateway_that_connects(start_server: Start, tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/worker"
     command = [sys.executable, "-m", "cli.main", "worker", "--listen", address, "--model", f"models/{MODEL}"]
     with (tmp_path / "log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as worker:
