@@ -28,6 +28,9 @@ class CallParser(Protocol):
     @property
     def complete(self) -> bool: ...
 
+    @property
+    def settled(self) -> bool: ...
+
     def feed(self, text: str) -> list[Event]: ...
 
     def finish(self, cut: bool = False) -> list[Event]: ...
@@ -59,6 +62,11 @@ class ResponseParser:
     def complete_calls(self) -> bool:
         """There are calls, and none was cut short."""
         return self._tools is not None and self._tools.complete
+
+    @property
+    def settled(self) -> bool:
+        """What will be answer of all that was fed so far has come, and no more of it will."""
+        return self._tools is None or self._tools.settled
 
     @property
     def repairs(self) -> Counter[str]:

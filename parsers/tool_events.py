@@ -27,6 +27,10 @@ class ToolEvents:
         self._space: list[str] = []  # such whitespace
         self._newline = False  # that ended content so far, and may belong to a block
 
+    @property
+    def holds_content(self) -> bool:
+        return self._newline or bool(self._space)
+
     def count(self, repair: Repair) -> None:
         self.repairs[repair.value] += 1
 

@@ -71,6 +71,13 @@ class ToolCallParser:
         """There are calls, and none was cut short."""
         return self._out.num_calls > 0 and not self._out.cut
 
+    @property
+    def settled(self) -> bool:
+        """What will be content of all that was fed so far has come, and no more of it will."""
+        if self._state == self._content:
+            return self._at == len(self._text) and not self._out.holds_content
+        return self._state in (self._in_call, self._read_value) and not self._out.holds_content
+
     def feed(self, text: str) -> list[Event]:
         if self._wake is not None and not self._wake.search(text):
             self._more.append(text)

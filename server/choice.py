@@ -5,13 +5,14 @@ Owns the order of those steps, and that log-probabilities come with the text the
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from engine.wire.messages import FinishReason, TokenLogprobs, Tokens
 from parsers.control_tags import marked
-from parsers.events import Event, ReasoningDelta, TextDelta
+from parsers.events import Event, ReasoningDelta, TextDelta, ToolArgs
 from parsers.response import ResponseParser
 from server.deltas import ChoiceDelta, Part, TokenLogprob
 from server.detokenizer import Detokenizer
@@ -61,7 +62,14 @@ class Choice:
         self._events: list[Event] = []
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
+        self._unsettled: list[TokenLogprob] = []  # of text that may turn out to be no answer
+        self._unsettled_text: list[str] = []  # that came of their tokens so far
         self._prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+
+    @property
+    def repairs(self) -> Counter[str]:
+        """Of damaged tool calls, by rule."""
+        return self._parser.repairs
 
     def push(self, message: Tokens) -> None:
         """Tokens that were under way when the choice ended are dropped."""
@@ -93,7 +101,7 @@ class Choice:
             # The beginning of a character that never came whole was in a token whose other text was let go before.
             last = self._logprobs[-1]
             self._logprobs[-1] = replace(last, raw=last.raw + half.encode())
-        self._end(reason)
+        self._end(reason, cut=reason != "stop")
 
     def take(self) -> ChoiceDelta | None:
         """What came since the last call; None if that is nothing."""
@@ -104,12 +112,16 @@ class Choice:
             events=tuple(_joined(self._events)),
             token_ids=tuple(self._token_ids),
             logprobs=None if self._request.sampling.logprobs is None else tuple(self._logprobs),
-            finish_reason=self.finish_reason,
+            finish_reason=self._shown_reason(),
             prompt_logprobs=self._prompt_logprobs,
         )
         self._news = False
         self._events, self._token_ids, self._logprobs, self._prompt_logprobs = [], [], [], None
         return delta
+
+    def _shown_reason(self) -> Literal["stop", "length", "abort", "tool_calls"] | None:
+        """As the engine said, but `tool_calls` where it said `stop`, there are calls, and all are whole."""
+        return "tool_calls" if self.finish_reason == "stop" and self._parser.complete_calls else self.finish_reason
 
     def _push_token(self, token: int, entry: TokenLogprobs | None, silent: bool) -> None:
         self._news = True
@@ -151,10 +163,10 @@ class Choice:
             self._release(piece)
         self._held.clear()
         self.stopped_after = self._num_tokens
-        self._end("stop")
+        self._end("stop", cut=True)
 
     def _release(self, piece: _Piece) -> None:
-        thinking, between = self._parser.thinking, self._parser.between
+        thinking = self._parser.thinking
         text = piece.text
         if piece.tag is not None and text.endswith(piece.tag):
             text = text.removesuffix(piece.tag) + marked(piece.tag)
@@ -165,16 +177,29 @@ class Choice:
             _set_part(piece.logprobs, "reasoning")
         elif self._parser.between:
             _set_part(piece.logprobs, "hidden")
-        elif between and piece.logprobs:
-            # Newlines behind thinking, and the beginning of the answer, in one token.
-            answer = "".join(event.text for event in events if isinstance(event, TextDelta)).encode()
-            whole = b"".join(entry.raw for entry in piece.logprobs)
-            first = piece.logprobs[0]
-            piece.logprobs[0] = replace(first, raw=first.raw[len(whole) - len(answer) :])
+        elif piece.logprobs:
+            self._settle(piece.logprobs, events)
+            return
         self._logprobs += piece.logprobs
 
-    def _end(self, reason: FinishReason) -> None:
-        self._events += self._parser.finish()
+    def _settle(self, entries: list[TokenLogprob], events: Sequence[Event], over: bool = False) -> None:
+        """Lets log-probabilities go once it is known what of their tokens' text is answer.
+
+        Not all of it is: newlines behind thinking and before a tool call go, and so does the call itself.
+        """
+        self._unsettled += entries
+        self._unsettled_text += [event.text for event in events if isinstance(event, TextDelta)]
+        if over or self._parser.settled:
+            _match_answer(self._unsettled, "".join(self._unsettled_text).encode())
+            self._logprobs += self._unsettled
+            self._unsettled, self._unsettled_text = [], []
+
+    def _end(self, reason: FinishReason, cut: bool) -> None:
+        """`cut`: the model did not end its turn; a tool call that is open then stays so."""
+        events = self._parser.finish(cut)
+        self._events += events
+        if self._unsettled:
+            self._settle([], events, over=True)
         self.finish_reason = reason
         self._news = True
 
@@ -195,6 +220,28 @@ def _shown(raw: bytes) -> str:
 
 def _set_part(entries: list[TokenLogprob], part: Part) -> None:
     entries[:] = [entry if entry.part == "hidden" else replace(entry, part=part) for entry in entries]
+
+
+def _match_answer(entries: list[TokenLogprob], answer: bytes) -> None:
+    """Of the tokens' bytes only those that are answer stay; a token without any is hidden."""
+    whole = b"".join(entry.raw for entry in entries)
+    if whole == answer or not entries:
+        return
+    if whole.endswith(answer):
+        begin, end = len(whole) - len(answer), len(whole)
+    elif whole.startswith(answer):
+        begin, end = 0, len(answer)
+    else:
+        # Text on both sides of a call that came at once: the last token stands for it.
+        entries[:] = [replace(entry, raw=b"", part="hidden") for entry in entries]
+        entries[-1] = replace(entries[-1], raw=answer, part="text")
+        return
+    at = 0
+    for place, entry in enumerate(entries):
+        raw = entry.raw[max(begin - at, 0) : max(end - at, 0)]
+        at += len(entry.raw)
+        if raw != entry.raw:
+            entries[place] = replace(entry, raw=raw, part=entry.part if raw else "hidden")
 
 
 def _match_bytes(piece: _Piece) -> None:
@@ -229,6 +276,8 @@ def _joined(events: list[Event]) -> list[Event]:
             joined[-1] = TextDelta(last.text + event.text)
         elif isinstance(event, ReasoningDelta) and isinstance(last, ReasoningDelta):
             joined[-1] = ReasoningDelta(last.text + event.text)
+        elif isinstance(event, ToolArgs) and isinstance(last, ToolArgs) and event.index == last.index:
+            joined[-1] = ToolArgs(event.index, last.text + event.text)
         else:
             joined.append(event)
     return joined

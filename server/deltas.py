@@ -5,7 +5,8 @@ Streams and whole answers are made from the same ones.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from parsers.events import Event
@@ -55,3 +56,4 @@ class Done:
     usage: Usage
     queue_s: float
     aborted: bool = False
+    repairs: Mapping[str, int] = field(default_factory=dict)  # of damaged tool calls, by rule

@@ -6,6 +6,7 @@ nothing of HTTP or of how deltas are shown.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncGenerator
 
 import msgspec
@@ -65,7 +66,7 @@ class Generation:
 
     def _choice(self, request: ValidRequest, index: int) -> Choice:
         if request.kind == "chat":
-            parser = response_parser(self._reasoning_parser, self._tool_call_parser, request.begin)
+            parser = response_parser(self._reasoning_parser, self._tool_call_parser, request.begin, request.tools)
         else:
             parser = response_parser("none", "none", "answer")
         detokenizer = Detokenizer(self._table, self._skipped if request.skip_special_tokens else ())
@@ -83,7 +84,8 @@ class Generation:
             cached_tokens=event.cached_tokens,
             reasoning_tokens=sum(choice.reasoning_tokens for choice in choices),
         )
-        return Done(usage, event.queue_s, event.aborted)
+        repairs = sum((choice.repairs for choice in choices), Counter[str]())
+        return Done(usage, event.queue_s, event.aborted, repairs)
 
 
 def _submit(request: ValidRequest) -> Submit:

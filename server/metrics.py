@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, disable_cre
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from parsers.repairs import Repair
 from server.deltas import ChoiceDelta, Done
 from server.engine_client import Engine, WorkerHealth
 from server.errors import KINDS
@@ -39,6 +40,9 @@ class Metrics:
         self.tokens = TokenFigures()
         registry.register(self.tokens)
         self.ignored_keys = Counter("dots3_ignored_keys", "Unknown keys that requests held", registry=registry)
+        self.tool_repairs = Counter(
+            "dots3_tool_call_repairs", "Uses of the rules for damaged tool calls", ["rule"], registry=registry
+        )
         self.first_token = Histogram(
             "dots3_time_to_first_token_seconds",
             "From receipt to the first token",
@@ -63,6 +67,8 @@ class Metrics:
         """A series that appears with its first count would hide that count from rates."""
         for reason in _FINISH_REASONS:
             self.requests.labels(reason)
+        for rule in Repair:
+            self.tool_repairs.labels(rule.value)
         for kind in _MEDIA_KINDS:
             self.media_items.labels(kind)
             self.media_decode.labels(kind)
@@ -123,6 +129,8 @@ class RequestClock:
     def done(self, done: Done) -> None:
         self._metrics.prompt_tokens.inc(done.usage.prompt_tokens)
         self._metrics.queue_time.observe(done.queue_s)
+        for rule, uses in done.repairs.items():
+            self._metrics.tool_repairs.labels(rule).inc(uses)
         self._metrics.latency.observe(time.monotonic() - self._began_s)
 
     def failed(self, code: str, open_choices: int = 0) -> None:

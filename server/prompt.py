@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import jinja2
 
@@ -40,6 +40,7 @@ class ValidRequest:
     sampling: Sampling
     begin: Begin = "turn"  # where the prompt leaves the model; without meaning for completions
     n: int = 1
+    tools: tuple[dict[str, Any], ...] = ()  # that may be called, as in OpenAI's API
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     skip_special_tokens: bool = True
@@ -71,7 +72,9 @@ class Prompts:
         segments = self._rendered(request)
         ids = self._cut(request, self.tokenizer.encode_segments(segments), max_model_len)
         limit = _token_limit(request, request.token_limit, len(ids), max_model_len, "messages")
-        return self._valid(request, request_id, "chat", ids, limit, vocab_size, begin=_begin(segments))
+        return self._valid(
+            request, request_id, "chat", ids, limit, vocab_size, _begin(segments), tools=tuple(request.tools)
+        )
 
     def completion(
         self, request: CompletionRequest, prompt: str | list[int], request_id: str, max_model_len: int, vocab_size: int
@@ -150,6 +153,7 @@ class Prompts:
         vocab_size: int,
         begin: Begin,
         echo_text: str | None = None,
+        tools: tuple[dict[str, Any], ...] = (),
     ) -> ValidRequest:
         return ValidRequest(
             request_id=request_id,
@@ -158,6 +162,7 @@ class Prompts:
             sampling=choose_sampling(request, self._defaults, max_tokens, vocab_size, self.tokenizer.encode_text),
             begin=begin,
             n=request.n,
+            tools=tools,
             stop=tuple(request.stop),
             include_stop=request.include_stop_str_in_output,
             skip_special_tokens=request.skip_special_tokens,
