@@ -13,6 +13,7 @@ from typing import Any
 
 from parsers.control_tags import OPEN_CALL, without_marks
 from parsers.events import Event
+from parsers.pending_text import PendingText
 from parsers.repairs import Repair
 from parsers.tool_call import CallWriter
 from parsers.tool_events import ToolEvents
@@ -32,7 +33,7 @@ from parsers.tool_tags import (
 )
 from parsers.tool_value import Reading, ValueReader
 from parsers.tools_json import JsonCall, ObjectScanner, read_call
-from parsers.value_types import ParameterTypes
+from parsers.value_types import ParameterTypes, types_by_tool
 
 _MARK = OPEN_BLOCK[0]
 _OPENING = re.compile(f"{OPEN_BLOCK}|{INVOKE}(?=[\\s=])")
@@ -48,11 +49,8 @@ class ToolCallParser:
     def __init__(self, tools: Iterable[Mapping[str, Any]]) -> None:
         self._out = ToolEvents()
         self._count = self._out.count
-        self._tools = {name: ParameterTypes(schema) for name, schema in map(_declared, tools) if name is not None}
-        self._text = ""
-        self._at = 0  # all before it is done with
-        self._more: list[str] = []  # text that could not change anything so far
-        self._wake: re.Pattern[str] | None = None
+        self._tools = types_by_tool(tools)
+        self._in = PendingText()
         self._state: Callable[[End | None], bool] = self._content
         self._call: CallWriter | None = None
         self._value: ValueReader | None = None
@@ -75,59 +73,50 @@ class ToolCallParser:
     def settled(self) -> bool:
         """What will be content of all that was fed so far has come, and no more of it will."""
         if self._state == self._content:
-            return self._at == len(self._text) and not self._out.holds_content
+            return self._in.at == len(self._in.text) and not self._out.holds_content
         return self._state in (self._in_call, self._read_value) and not self._out.holds_content
 
     def feed(self, text: str) -> list[Event]:
-        if self._wake is not None and not self._wake.search(text):
-            self._more.append(text)
+        if not self._in.add(text):
             return []
-        if self._more:
-            text = "".join(self._more) + text
-            self._more.clear()
-        self._text = self._text[self._at :] + text if self._at < len(self._text) else text
-        self._at = 0
         self._run(None)
         return self._out.take()
 
     def finish(self, cut: bool = False) -> list[Event]:
         """`cut`: the text did not end by itself; then a call that is open stays so, and half a tag is no content."""
-        self._text = self._text[self._at :] + "".join(self._more)
-        self._at = 0
-        self._more.clear()
+        self._in.end()
         self._run("cut" if cut else "stop")
         return self._out.take(over=True)
 
     def _run(self, end: End | None) -> None:
-        self._wake = None
         while self._state(end):
             pass
 
     # Content
 
     def _content(self, end: End | None) -> bool:
-        text, at = self._text, self._at
+        text, at = self._in.text, self._in.at
         match = _OPENING.search(text, at)
         if match is None:
             free = len(text) if end else _free(text, at)
             self._out.say(text[at:free])
-            self._at = free
+            self._in.at = free
             return False
         self._out.say(text[at : match.start()])
-        self._at = match.start()
+        self._in.at = match.start()
         if match.group() == OPEN_BLOCK:
             return self._open_block(match.end(), end)
         return self._open_without_block(match.end(), end)
 
     def _open_block(self, behind: int, end: End | None) -> bool:
-        text = self._text
+        text = self._in.text
         at = behind_space(text, behind)
         if at == len(text):
             return self._undecided(VISIBLE, behind, end)
         if text[at] == "{":
             self._body = ObjectScanner()
-            self._held = [text[self._at : at]]
-            self._at = at
+            self._held = [text[self._in.at : at]]
+            self._in.at = at
             self._state = self._json_body
             return True
         tag = read_tag(text, at, bracketless=True)
@@ -145,21 +134,21 @@ class ToolCallParser:
             return self._refuse_block(behind)
         if end == "cut":
             self._out.drop_newline()
-            self._at = len(self._text)
+            self._in.at = len(self._in.text)
             return False
-        self._wake = wake
+        self._in.wake = wake
         return False
 
     def _refuse_block(self, behind: int) -> bool:
         self._count(Repair.NO_CALL)
         self._out.say(OPEN_BLOCK)
-        self._at = behind
+        self._in.at = behind
         self._state = self._content
         return True
 
     def _open_without_block(self, behind_word: int, end: End | None) -> bool:
-        text = self._text
-        tag: Tag | Partial | None = read_tag(text, self._at)
+        text = self._in.text
+        tag: Tag | Partial | None = read_tag(text, self._in.at)
         follower: Tag | Partial | None = None
         if isinstance(tag, Tag) and (tag.self_closing or without_marks(tag.name) not in self._tools):
             tag = None
@@ -168,7 +157,7 @@ class ToolCallParser:
             follower = Partial(VISIBLE) if at == len(text) else read_tag(text, at)
         for part in (tag, follower):
             if isinstance(part, Partial) and end is None:
-                self._wake = part.wake
+                self._in.wake = part.wake
                 return False
         if isinstance(tag, Tag) and isinstance(follower, Tag) and follower.kind in ("parameter", "close_invoke"):
             self._count(Repair.MISSING_OPENER)
@@ -176,21 +165,20 @@ class ToolCallParser:
             self._begin_call(tag)
         else:
             self._out.say(INVOKE)
-            self._at = behind_word
+            self._in.at = behind_word
         return True
 
     # A block
 
     def _json_body(self, end: End | None) -> bool:
-        stop = self._body.feed(self._text, self._at)
-        self._held.append(self._text[self._at : stop])
-        self._at = stop
+        stop = self._body.feed(self._in.text, self._in.at)
+        self._held.append(self._in.text[self._in.at : stop])
+        self._in.at = stop
         if self._body.done and (call := read_call("".join(self._held[1:]))) is not None:
             self._write_whole(call)
             return True
         if self._body.done or self._body.failed or end == "stop":
-            self._text = "".join(self._held) + self._text[stop:]
-            self._at = 0
+            self._in.replace("".join(self._held) + self._in.text[stop:])
             return self._refuse_block(len(OPEN_BLOCK))
         if end == "cut":
             self._out.drop_newline()
@@ -212,7 +200,7 @@ class ToolCallParser:
         if types is None:
             self._count(Repair.UNDECLARED_TOOL)
         self._call = self._out.begin_call(name, types or _UNKNOWN)
-        self._at = tag.end
+        self._in.at = tag.end
         if tag.self_closing:
             self._end_call()
             self._state = self._after_call
@@ -227,19 +215,19 @@ class ToolCallParser:
 
     def _in_call(self, end: End | None) -> bool:
         """Between the tags of a call. Here every tag counts."""
-        text = self._text
-        at = self._at if self._stray else behind_space(text, self._at)
-        self._at = at
+        text = self._in.text
+        at = self._in.at if self._stray else behind_space(text, self._in.at)
+        self._in.at = at
         if at == len(text):
             return self._stop_in_call(ANY_TEXT if self._stray else VISIBLE, end)
         tag = read_tag(text, at)
         if isinstance(tag, Partial) and end != "stop":
             if end == "cut":
-                self._at = len(text)
+                self._in.at = len(text)
             return self._stop_in_call(tag.wake, end)
         if not isinstance(tag, Tag):
             return self._say_in_call(at)
-        self._at = tag.end
+        self._in.at = tag.end
         self._stray = False
         closes_value = self._in_value and tag.kind != "close_parameter"
         self._in_value = False
@@ -259,13 +247,13 @@ class ToolCallParser:
                 self._state = self._behind_block
             else:
                 self._count(Repair.MISSING_BLOCK_CLOSER)
-                self._at = at
+                self._in.at = at
                 self._state = self._content
         return True
 
     def _stop_in_call(self, wake: re.Pattern[str] | None, end: End | None) -> bool:
         if end is None:
-            self._wake = wake
+            self._in.wake = wake
         else:
             self._end_of_text(end)
         return False
@@ -281,12 +269,12 @@ class ToolCallParser:
         self._state = self._content
 
     def _say_in_call(self, at: int) -> bool:
-        match = _TAG_BEGINS.search(self._text, at + 1)
+        match = _TAG_BEGINS.search(self._in.text, at + 1)
         if not self._stray:
             self._count(Repair.TEXT_IN_CALL)
         self._stray = True
-        self._at = len(self._text) if match is None else match.start()
-        self._out.say_in_call(self._text[at : self._at])
+        self._in.at = len(self._in.text) if match is None else match.start()
+        self._out.say_in_call(self._in.text[at : self._in.at])
         return True
 
     def _open_value(self, tag: Tag) -> None:
@@ -300,19 +288,18 @@ class ToolCallParser:
     def _read_value(self, end: End | None) -> bool:
         assert self._value is not None
         assert self._call is not None
-        reading: Reading = self._value.read(self._text, self._at, end)
-        self._at = reading.at
+        reading: Reading = self._value.read(self._in.text, self._in.at, end)
+        self._in.at = reading.at
         if reading.closed:
             self._call.close_value()
             self._in_value = True
             self._state = self._in_call
             if reading.by_run:
                 self._count(Repair.EXAMPLE_LEFT_OPEN)
-                self._text = CLOSE_PARAMETER + CLOSE_INVOKE + CLOSE_BLOCK
-                self._at = 0
+                self._in.replace(CLOSE_PARAMETER + CLOSE_INVOKE + CLOSE_BLOCK)
             return True
         if end is None:
-            self._wake = reading.wake
+            self._in.wake = reading.wake
             return False
         if end == "stop":
             self._count(Repair.MISSING_PARAMETER_CLOSER)
@@ -322,23 +309,23 @@ class ToolCallParser:
 
     def _after_call(self, end: End | None) -> bool:
         """Behind `</invoke>` or a JSON body, still in the block."""
-        text = self._text
-        at = behind_space(text, self._at)
+        text = self._in.text
+        at = behind_space(text, self._in.at)
         tag = read_tag(text, at) if at < len(text) else Partial(VISIBLE)
         if isinstance(tag, Partial):
             if end is None:
-                self._wake = tag.wake
+                self._in.wake = tag.wake
                 return False
             # Only a beginning that an opening tag alone can have is content.
             half_opening = len(text) - at > 1 and OPEN_CALL.startswith(text[at:].lstrip(_MARK))
             if at == len(text) or (end == "cut" and not half_opening):
-                self._at = len(text)
+                self._in.at = len(text)
                 return False
         if isinstance(tag, Tag) and tag.kind == "invoke":
             self._begin_call(tag)
             return True
         if isinstance(tag, Tag) and tag.kind in ("close_block", "close_invoke"):
-            self._at = tag.end
+            self._in.at = tag.end
             if tag.kind == "close_block":
                 self._state = self._behind_block
             else:
@@ -349,15 +336,15 @@ class ToolCallParser:
         return True
 
     def _behind_block(self, end: End | None) -> bool:
-        text = self._text
-        at = behind_space(text, self._at)
+        text = self._in.text
+        at = behind_space(text, self._in.at)
         rest = text[at : at + len(CLOSE_BLOCK)]
         if rest == CLOSE_BLOCK:
             self._count(Repair.EXTRA_CLOSER)
-            self._at = at + len(CLOSE_BLOCK)
+            self._in.at = at + len(CLOSE_BLOCK)
             return True
         if end is None and CLOSE_BLOCK.startswith(rest):
-            self._wake = None if rest else VISIBLE
+            self._in.wake = None if rest else VISIBLE
             return False
         self._state = self._content
         return True
@@ -375,10 +362,3 @@ def _free(text: str, at: int) -> int:
             if INVOKE.startswith(text[begin:]):
                 return begin
     return len(text)
-
-
-def _declared(tool: Mapping[str, Any]) -> tuple[str | None, object]:
-    function = tool.get("function")
-    if not isinstance(function, Mapping) or not isinstance(name := function.get("name"), str):
-        return None, None
-    return name, function.get("parameters")

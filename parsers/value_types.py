@@ -49,6 +49,16 @@ class ParameterTypes:
         return self._known[key]
 
 
+def types_by_tool(tools: Iterable[Mapping[str, Any]]) -> dict[str, ParameterTypes]:
+    """`tools` as in OpenAI's chat API; what is no function with a name is passed over."""
+    types = {}
+    for tool in tools:
+        function = tool.get("function")
+        if isinstance(function, Mapping) and isinstance(name := function.get("name"), str):
+            types[name] = ParameterTypes(function.get("parameters"))
+    return types
+
+
 class Value(NamedTuple):
     json: str
     python: bool = False  # it was a literal of that language
