@@ -22,6 +22,8 @@ _FIXED = {
     CLOSE_INVOKE: "close_invoke",
     CLOSE_PARAMETER: "close_parameter",
 }
+# As the template writes them.
+_USUAL = re.compile(f'({"|".join(_FIXED)})|<(invoke|parameter) name="([^"]{{1,1000}})">')
 _ALL = (*_FIXED, INVOKE, PARAMETER)
 _LONGEST = max(map(len, _ALL))
 
@@ -56,9 +58,9 @@ def behind_space(text: str, at: int) -> int:
 
 def read_tag(text: str, at: int, bracketless: bool = False) -> Tag | Partial | None:
     """The tag at that place, None if there is none. `bracketless`: an invoke tag may lack its first character."""
-    for spelling, kind in _FIXED.items():
-        if text.startswith(spelling, at):
-            return Tag(kind, at + len(spelling))
+    if (usual := _USUAL.match(text, at)) is not None:
+        fixed, kind, name = usual.groups()
+        return Tag(_FIXED[fixed], usual.end()) if fixed else Tag(kind, usual.end(), name)
     if text.startswith(INVOKE, at):
         return _read_opening(text, at + len(INVOKE), "invoke", ())
     if text.startswith(PARAMETER, at):

@@ -81,7 +81,7 @@ def read_call(text: str) -> JsonCall | None:
         body = read_json(without_marks(text))
         if not isinstance(body, dict) or type(name := body.get("name")) is not str or not name:
             return None
-        arguments = body["arguments"] if "arguments" in body else body.get("parameters")
+        arguments = body.get("parameters") if body.get("arguments") is None else body["arguments"]
         if isinstance(arguments, str):
             arguments = read_json(arguments)
             if arguments is None:
