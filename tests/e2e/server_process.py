@@ -37,10 +37,12 @@ class ServerProcess:
         self._found = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        if not self._found.wait(READY_S) or self.process.poll() is not None:
+        self._found.wait(READY_S)
+        addresses = [found[1] for line in self.said if (found := re.search(r"ready at (\S+)", line))]
+        if not addresses:
             self.kill()
             raise AssertionError(f"the server did not become ready:\n{log.read_text()[-4000:]}")
-        [self.address] = [found[1] for line in self.said if (found := re.search(r"ready at (\S+)", line))]
+        self.address: str = addresses[0]
         self.url = self.address.removesuffix("/v1")
 
     def _read(self) -> None:
