@@ -1,0 +1,108 @@
+"""What every benchmark says besides its figures: machine, versions, commit, date; and how figures are shown and kept.
+
+Knows nothing of what is measured.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import statistics
+import subprocess
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "bench" / "results"
+
+console = Console()
+
+
+class Spread(NamedTuple):
+    """Of a figure that was measured several times."""
+
+    median: float
+    least: float
+    most: float
+    runs: int
+
+    def __str__(self) -> str:
+        return f"{self.median:.3g} ({self.least:.3g} to {self.most:.3g}, {self.runs} runs)"
+
+
+def spread(values: Sequence[float]) -> Spread:
+    return Spread(statistics.median(values), min(values), max(values), len(values))
+
+
+class Row(NamedTuple):
+    figure: str
+    value: str
+    target: str = ""
+    met: bool | None = None
+
+
+def machine(*packages: str) -> dict[str, Any]:
+    return {
+        "device": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "system": platform.platform(),
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
+        "commit": _commit(),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "load_at_start": os.getloadavg()[0],  # of other programs: the benchmark has not begun
+    }
+
+
+def keep(name: str, facts: dict[str, Any], figures: dict[str, Any]) -> Path:
+    """Written where README's figures come from; a spread becomes an object."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    body = facts | {"load_at_end": os.getloadavg()[0]} | _plain(figures)
+    path.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
+    return path
+
+
+def show(title: str, rows: Sequence[Row]) -> None:
+    table = Table(title=title, title_justify="left")
+    for column in ("figure", "value", "target", ""):
+        table.add_column(column)
+    for row in rows:
+        verdict = "" if row.met is None else "[green]met[/]" if row.met else "[red]missed[/]"
+        table.add_row(row.figure, row.value, row.target, verdict)
+    console.print(table)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Spread):
+        return {name: _plain(item) for name, item in value._asdict().items()}
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return float(f"{value:.5g}") if isinstance(value, float) else value
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _commit() -> str:
+    """With a mark where the measured code differs from it."""
+    commit = _git("rev-parse", "--short", "HEAD")
+    changed = _git("status", "--porcelain", "--", "engine", "server", "parsers", "bench/*.py")
+    return f"{commit} with changes" if changed else commit
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
