@@ -44,11 +44,13 @@ class Muon:
         self.groups = list(by_shape.values())
         self.momenta = [torch.zeros_like(torch.stack([params[i] for i in group]).detach()) for group in self.groups]
         self.factor = torch.zeros((), device=params[0].device)
+        self.finite = torch.ones((), dtype=torch.bool, device=params[0].device)
         self.graph: torch.cuda.CUDAGraph | None = None
         self.updates = 0
 
     @torch.no_grad()
-    def step(self, factor: float) -> None:
+    def step(self, factor: float, finite: Tensor) -> None:
+        """`finite` false (on the device, never waited for): the gradients count as zero."""
         present = [p.grad for p in self.params if p.grad is not None]
         if not present:
             return
@@ -56,6 +58,7 @@ class Muon:
             raise ValueError(f"only {len(present)} of {len(self.params)} matrices of a component have gradients")
         torch._foreach_copy_(self.gradients, present)
         self.factor.fill_(factor)
+        self.finite.copy_(finite)
         if self.graph is not None:
             self.graph.replay()
             return
@@ -71,7 +74,7 @@ class Muon:
 
     def _update(self) -> None:
         for group, momentum in zip(self.groups, self.momenta, strict=True):
-            gradient = torch.stack([self.gradients[i] for i in group])
+            gradient = torch.where(self.finite, torch.stack([self.gradients[i] for i in group]), 0.0)
             momentum.lerp_(gradient, 1 - self.momentum)
             gradient.lerp_(momentum, self.momentum)
             flat = gradient.flatten(2) if gradient.ndim == CONVOLUTION_NDIM + 1 else gradient
@@ -101,25 +104,31 @@ class Optimiser:
                 components["indexer" if ".indexer." in name else name.split(".")[0]].append(param)
         self.muons = {name: Muon(params, muon_lr) for name, params in components.items()}
         self.adam_lr = adam_lr
-        self.adam = torch.optim.AdamW(rest, lr=adam_lr, betas=(0.9, 0.98), weight_decay=0.0, fused=rest[0].is_cuda)
+        self.adam = torch.optim.AdamW(rest, lr=adam_lr, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
         self.names, self.params = zip(*model.named_parameters(), strict=True)
         self.spoilt = torch.zeros(len(self.params), device=rest[0].device)  # steps with a non-finite gradient
+        self._places: dict[tuple[int, ...], Tensor] = {}
 
     def step(self, factor: float) -> None:
         """A step with any gradient that is not finite moves nothing new; `spoilt` counts whose it was."""
-        places = [i for i, p in enumerate(self.params) if p.grad is not None]
-        gradients = [self.params[i].grad for i in places]
-        bad = ~torch.isfinite(torch.stack(torch._foreach_norm(gradients)))
-        self.spoilt[places] += bad
-        for gradient in gradients:
-            gradient.masked_fill_(bad.any(), 0.0)
+        norms = torch._foreach_norm([p.grad for p in self.params if p.grad is not None])
+        bad = ~torch.isfinite(torch.stack(norms))
+        self.spoilt.index_add_(0, self._present(), bad.float())
         for muon in self.muons.values():
-            muon.step(factor)
+            muon.step(factor, ~bad.any())
+        self.adam.found_inf = bad.any().float()  # the fused kernel then leaves everything as it is
         for group in self.adam.param_groups:
             group["lr"] = self.adam_lr * factor
         self.adam.step()
         for param in self.params:
             param.grad = None
+
+    def _present(self) -> Tensor:
+        """Indices of the parameters with a gradient; they are few different sets, kept on the device."""
+        places = tuple(i for i, p in enumerate(self.params) if p.grad is not None)
+        if places not in self._places:
+            self._places[places] = torch.tensor(places, device=self.spoilt.device)
+        return self._places[places]
 
     def take_spoilt(self) -> dict[str, int]:
         """Counts by parameter since the last call."""
