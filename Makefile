@@ -55,8 +55,10 @@ coverage: $(VENV)/.test  ## lines and branches that `make test` reaches
 	$(BIN)/coverage run -m pytest -m "not slow and not gpu" $(ARGS)
 	$(BIN)/coverage report
 
-bench:  ## the benchmarks that README quotes (none in this version yet)
-	@echo "make bench: there is no benchmark in this version yet." >&2; exit 1
+bench: $(VENV)/.train  ## the benchmarks that README quotes, results in bench/results/ (15 minutes on 2 idle cores)
+	$(BIN)/python -m bench.bench_engine_step
+	$(BIN)/python -m bench.bench_gateway
+	$(BIN)/python -m bench.bench_throughput
 
 train: $(VENV)/.train  ## train the bundled checkpoint; ARGS="--smoke" for a small run on the CPU
 	$(BIN)/python -m training.train $(ARGS)

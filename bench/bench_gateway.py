@@ -77,6 +77,8 @@ async def first_tokens_ms(port: int, load: Load) -> list[float]:
         probe = await (await call(port, PATH, body(_PROBE_TOKENS))).whole()
         times.append(1e3 * probe.first_frame_after_s)
         await asyncio.sleep(moments.uniform(0, 1 / STEPS_PER_S))
+    if any(one.end_s for one in calls):
+        raise RuntimeError("a stream ended while first tokens were timed")
     await asyncio.gather(*(one.whole() for one in calls))
     return times
 
