@@ -39,7 +39,7 @@ check: $(VENV)/.test  ## lint, format, types, unit tests (under a minute)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(PYTEST) -m "not e2e and not slow and not gpu" $(ARGS)
+	$(PYTEST) -n 2 -m "not e2e and not slow and not gpu" $(ARGS)
 
 fmt: $(VENV)/.test  ## put imports and layout in order
 	$(BIN)/ruff check --fix .
