@@ -65,7 +65,8 @@ def _build(flags: argparse.Namespace) -> Built:
 
     from engine.runtime.build import build, pick_device
 
-    torch.set_num_threads(flags.threads or len(os.sched_getaffinity(0)))
+    # One core is left to the gateway: where it takes turns with a thread of torch, all the others wait for that one.
+    torch.set_num_threads(flags.threads or max(1, len(os.sched_getaffinity(0)) - 1))
     engine = EngineConfig.for_device(
         pick_device(flags.device),  # type: ignore[arg-type]
         dtype=None if flags.dtype == "auto" else flags.dtype,
@@ -99,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--device", default="auto", choices=("auto", "cpu", "cuda"))
     add("--dtype", default="auto", choices=("auto", "bfloat16", "float32"), help="auto: float32 on CPU")
     add("--kv-cache-dtype", default="auto", choices=("auto", "fp8"))
-    add("--threads", type=int, metavar="N", help="of torch on the CPU; default: the cores this process may use")
+    add("--threads", type=int, metavar="N", help="of torch on the CPU; default: one less than there are cores")
     add("--max-model-len", type=int, metavar="TOKENS")
     add("--max-num-seqs", type=int, metavar="N")
     add("--max-num-batched-tokens", type=int, metavar="TOKENS")
