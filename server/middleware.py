@@ -27,6 +27,7 @@ logger = logging.getLogger("dots3.access")
 
 PROBES = frozenset({"/livez", "/health", "/readyz"})
 OUTCOME = "dots3.outcome"  # key of the scope: a route tells here what no status told
+BODY_SEND = "dots3.body_send"  # key of the scope: sends what follows the head, past layers that look at heads alone
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -126,7 +127,7 @@ class _Passage:
 
     def __init__(self, keeper: Gatekeeper, scope: Scope, send: Send) -> None:
         # A HEAD is a GET whose body the server leaves out.
-        self._scope = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+        self._scope = {**scope, "method": "GET" if scope["method"] == "HEAD" else scope["method"], BODY_SEND: send}
         self._method = scope["method"]
         self._keeper = keeper
         self._send = send

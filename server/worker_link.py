@@ -19,7 +19,7 @@ import msgspec
 
 from engine.wire.channel import DealerEnd, WireKey
 from engine.wire.codec import WireError, decode_to_gateway, encode
-from engine.wire.messages import Abort, Beat, Failed, Finished, Message, Ready, Stop, Submit, ToGateway, Tokens
+from engine.wire.messages import Abort, Beat, Failed, Message, Ready, Stop, Submit, ToGateway, Tokens
 from server.engine_client import Event, Mailbox, WorkerHealth, WorkerState
 from server.errors import RequestError
 
@@ -246,7 +246,7 @@ class LinkSubmission:
         self._closed = False
 
     def put(self, event: Event) -> None:
-        self._ended = isinstance(event, Finished | Failed)
+        self._ended = not isinstance(event, Tokens)
         if not self._closed:
             self._mailbox.put(event)
 

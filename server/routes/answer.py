@@ -21,7 +21,7 @@ from server.deltas import ChoiceDelta, Done
 from server.errors import RequestError, error_response
 from server.formats import sse
 from server.metrics import RequestClock
-from server.middleware import OUTCOME
+from server.middleware import BODY_SEND, OUTCOME
 
 logger = logging.getLogger("dots3.answer")
 
@@ -80,9 +80,11 @@ class Answer(Response):
         self._began_s = self._last_write_s = time.monotonic()
         self._write_began_s: float | None = None
         self._started = False
+        self._body_send: Send | None = None
         self._open_choices = job.num_choices
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._body_send = scope.get(BODY_SEND)
         with self._job.permit:
             error = await self._attended(receive, send)
         if error is not None:
@@ -142,7 +144,8 @@ class Answer(Response):
         if not self._started:
             self._started = True
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        await send({"type": "http.response.body", "body": data, "more_body": not last})
+        send_body = self._body_send or send
+        await send_body({"type": "http.response.body", "body": data, "more_body": not last})
         self._write_began_s, self._last_write_s = None, time.monotonic()
 
     async def _tick(self, send: Send) -> RequestError | None:
