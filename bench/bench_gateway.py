@@ -94,9 +94,9 @@ async def record(port: int) -> bytes:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=500, help="of each stream where CPU time is measured")
-    parser.add_argument("--probes", type=int, default=150)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--tokens", type=int, default=200, help="of each stream where CPU time is measured")
+    parser.add_argument("--probes", type=int, default=40)
     parser.add_argument("--draft", action="store_true", help="write no results file")
     flags = parser.parse_args()
     facts = machine("uvicorn", "starlette", "uvloop", "httptools", "pyzmq", "msgspec")
