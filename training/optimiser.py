@@ -114,9 +114,10 @@ class Optimiser:
         norms = torch._foreach_norm([p.grad for p in self.params if p.grad is not None])
         bad = ~torch.isfinite(torch.stack(norms))
         self.spoilt.index_add_(0, self._present(), bad.float())
+        finite = ~bad.any()
         for muon in self.muons.values():
-            muon.step(factor, ~bad.any())
-        self.adam.found_inf = bad.any().float()  # the fused kernel then leaves everything as it is
+            muon.step(factor, finite)
+        self.adam.found_inf = (~finite).float()  # the fused kernel then leaves everything as it is
         for group in self.adam.param_groups:
             group["lr"] = self.adam_lr * factor
         self.adam.step()

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from multimodal.audio import MEL_BANDS
 from training.encode import MEL_FRAMES, Example
 from training.model.blocks import Packing
 from training.model.dots3 import IGNORED, Batch
 
 PATCH_VALUES = 588
-MEL_BANDS = 128
 
 
 class Caps(NamedTuple):

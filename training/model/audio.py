@@ -11,14 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from training.model.blocks import rms_norm
+from training.model.blocks import MASKED, rms_norm
 from training.model.compiling import compiled_on_gpu
 from training.model.text import Norm
 
 EPS = 1e-6
 ROTARY_SHARE = 0.5  # of each head's channels
 SAMPLES_PER_FRAME = 160
-MASKED = -1e9
 
 
 class AudioAttention(nn.Module):

@@ -11,13 +11,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from training.encode import IGNORED
 from training.model.audio import AudioEncoder
 from training.model.blocks import Packing
 from training.model.mtp import MtpBlock
 from training.model.text import Decoded, TextModel, linear
 from training.model.vision import VisionEncoder, normalised
-
-IGNORED = -100
 
 
 class Batch(NamedTuple):

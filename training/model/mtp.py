@@ -12,11 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from training.model.blocks import rms_norm
+from training.model.blocks import MASKED, rms_norm
 from training.model.compiling import compiled_on_gpu
 from training.model.text import Layer, Norm, Projected, linear
-
-MASKED = -1e9  # a finite score: what is multiplied with it later must not overflow
 
 
 class MtpBlock(nn.Module):
