@@ -6,11 +6,14 @@ Knows nothing of sockets, encodings or of how either side works. Every accepted 
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import msgspec
 
-PROTOCOL_VERSION = 1
+from engine.wire.grammar import Grammar
+
+PROTOCOL_VERSION = 2
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -42,6 +45,35 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
 
 # ---- gateway to worker
 
+MediaKind = Literal["image", "audio"]  # films come as the pictures and sounds that they are shown as
+
+
+class MediaItem(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A picture or a sound, and the placeholders in the prompt that it fills.
+
+    Pictures are upright RGB, uint8 [height, width, 3], resized so that both sides are multiples of a token's; sounds
+    are mono at 16 kHz, float32 [samples]. Both little-endian, C order, without gaps.
+    """
+
+    kind: MediaKind
+    offset: int  # of its first placeholder in `prompt_ids`; the others follow it at once
+    num_tokens: int  # placeholders
+    shape: tuple[int, ...]
+    identity: bytes  # 32 bytes, a digest of all that changes the result: kind, shape, content, processing parameters
+    start: int = 0  # of its bytes in the request's `MediaData`; items of equal content may share them
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * (1 if self.kind == "image" else 4)
+
+
+class MediaData(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The bytes of a request's media: in one shared blob (`engine.wire.blobs`) or in the message itself."""
+
+    num_bytes: int
+    blob: str = ""  # its name; the worker takes it, once
+    inline: bytes = b""
+
 
 class Submit(Message, frozen=True):
     """One request of one or more choices over one prompt."""
@@ -54,6 +86,9 @@ class Submit(Message, frozen=True):
     cache_salt: str = ""
     keep_offsets: tuple[int, ...] = ()  # prompt lengths at which another request is likely to go on (turn ends)
     deadline_s: float | None = None  # seconds from receipt; then it is aborted
+    media: tuple[MediaItem, ...] = ()  # in the order of their offsets
+    media_data: MediaData | None = None  # there if there are media
+    grammar: Grammar | None = None
 
 
 class Abort(Message, frozen=True):
@@ -81,6 +116,14 @@ class GroupCapacity(msgspec.Struct, frozen=True):
     grows: bool  # with the context, or bounded by a window
 
 
+class MediaSupport(msgspec.Struct, frozen=True):
+    """Which media a worker takes, and how."""
+
+    kinds: tuple[MediaKind, ...]
+    max_item_tokens: int  # of one picture or sound
+    probe: str  # name of a blob of the worker: a gateway to which it `is_here` may send its data in blobs
+
+
 class Ready(Message, frozen=True):
     """First message of a worker to each gateway: what it serves and its limits."""
 
@@ -97,6 +140,7 @@ class Ready(Message, frozen=True):
     page_size: int  # tokens
     cache_bytes: int
     groups: tuple[GroupCapacity, ...]
+    media: MediaSupport | None = None  # None: text only
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):

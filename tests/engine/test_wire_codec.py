@@ -3,6 +3,17 @@ import pytest
 
 from engine.wire import codec
 from engine.wire.codec import WireError, decode_to_gateway, decode_to_worker, encode
+from engine.wire.grammar import (
+    Choice,
+    ContextFree,
+    Function,
+    Grammar,
+    JsonObject,
+    JsonSchema,
+    Regex,
+    Rule,
+    ToolCalls,
+)
 from engine.wire.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -10,6 +21,9 @@ from engine.wire.messages import (
     Failed,
     Finished,
     GroupCapacity,
+    MediaData,
+    MediaItem,
+    MediaSupport,
     Message,
     Ready,
     Sampling,
@@ -29,14 +43,38 @@ SAMPLING = Sampling(
     stop_token_ids=(9,),
     logprobs=0,
 )
+RULES: list[Rule] = [
+    JsonObject(),
+    JsonSchema('{"type": "integer"}'),
+    Regex("a+"),
+    Choice(("yes", "no")),
+    ContextFree('start: "a"'),
+    ToolCalls((Function("f", "{}"), Function("g", strict=False)), min_calls=0, max_calls=2, free_text=True),
+]
 TO_WORKER: list[Message] = [
     Submit("g-1", (1, 2, 3), SAMPLING, n=2, priority=-1, cache_salt="s", keep_offsets=(2,), deadline_s=1.5),
     Submit("g-2", (), Sampling(max_tokens=0)),
+    *[Submit("g-3", (1,), SAMPLING, grammar=Grammar(rule, "in_thinking")) for rule in RULES],
+    Submit(
+        "g-3",
+        (1, 7, 7, 2),
+        SAMPLING,
+        media=(MediaItem("image", 1, 2, (28, 56, 3), bytes(range(32)), start=8),),
+        media_data=MediaData(4712, blob="dots3-blob-0"),
+    ),
+    Submit(
+        "g-4",
+        (9,),
+        SAMPLING,
+        media=(MediaItem("audio", 0, 1, (2,), bytes(32)),),
+        media_data=MediaData(8, inline=b"\0\xff" * 4),
+    ),
     Abort("g-1"),
     Stop("g-1", 1, 5),
 ]
 TO_GATEWAY: list[Message] = [
     Ready(1, "w", 2, "cpu", "float32", "/m", 9, 8, 7, 6, 16, 5, (GroupCapacity("dsa", 100, True),)),
+    Ready(1, "w", 2, "cpu", "float32", "/m", 9, 8, 7, 6, 16, 5, (), MediaSupport(("image", "audio"), 100, "probe")),
     Tokens("g-1", 0, (4, 5), (TokenLogprobs(-0.5, 1, (4, 9), (-0.5, -2.0)), TokenLogprobs(-1.0, 2)), "stop", (None,)),
     Finished("g-1", 3, 2, 2, 0.25),
     Failed("g-2", "code", "words"),
@@ -48,6 +86,11 @@ def test_every_message_comes_back_as_it_was() -> None:
     assert decode_to_worker(encode(TO_WORKER)) == TO_WORKER
     assert decode_to_gateway(encode(TO_GATEWAY)) == TO_GATEWAY
     assert decode_to_worker(encode([])) == []
+
+
+def test_an_items_bytes_follow_from_kind_and_shape() -> None:
+    assert MediaItem("image", 0, 2, (28, 56, 3), bytes(32)).num_bytes == 4704
+    assert MediaItem("audio", 0, 1, (321,), bytes(32)).num_bytes == 1284
 
 
 @pytest.mark.parametrize("version", [0, PROTOCOL_VERSION + 1, 255])
