@@ -1,0 +1,108 @@
+"""Arrays that a gateway hands to a worker of the same host: one file in shared memory for all of a request's media.
+
+The gateway fills the file and keeps it locked; the worker opens it and takes its name away, after which the kernel
+frees it as soon as neither has it open, however they end. A name outlives its maker only if that one is killed before a
+worker took it: `sweep` removes names that nobody holds locked. Knows nothing of what the bytes mean.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import re
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
+
+FOLDER = Path("/dev/shm")
+_PREFIX = "dots3-blob-"
+_NAME = re.compile(_PREFIX + r"[0-9a-f]{32}")
+
+
+class BlobError(ValueError):
+    """There is no such blob, or not with so many bytes."""
+
+
+class SharedBlob:
+    """The maker's end. Whoever made it closes it, at the latest when the request is over."""
+
+    def __init__(self, parts: Iterable[bytes | memoryview], folder: Path = FOLDER) -> None:
+        """Holds `parts` one after the other. OSError where there is no shared memory or no room in it."""
+        self._path, self._descriptor = _create(folder)
+        try:
+            for part in parts:
+                _write(self._descriptor, memoryview(part).cast("B"))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def name(self) -> str:
+        return self._path.name
+
+    def close(self) -> None:
+        """Idempotent. What a worker has opened stays readable for it."""
+        if self._descriptor >= 0:
+            self._path.unlink(missing_ok=True)
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def take(name: str, num_bytes: int, folder: Path = FOLDER) -> memoryview:
+    """The worker's end: the content, freed with the last view of it. The name is gone afterwards, so once only."""
+    path = _path_of(name, folder)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError as error:
+        raise BlobError(f"blob {name} cannot be opened: {error.strerror}") from error
+    try:
+        path.unlink(missing_ok=True)
+        if (size := os.fstat(descriptor).st_size) != num_bytes:
+            raise BlobError(f"blob {name} must have {num_bytes} bytes, got {size}")
+        return memoryview(mmap.mmap(descriptor, num_bytes, prot=mmap.PROT_READ))
+    finally:
+        os.close(descriptor)
+
+
+def is_here(name: str, folder: Path = FOLDER) -> bool:
+    """Whether this process sees the blob: a worker announces one to tell gateways that share memory from the others."""
+    return os.access(_path_of(name, folder), os.R_OK | os.W_OK)
+
+
+def sweep(folder: Path = FOLDER) -> int:
+    """Removes what processes that were killed have left. Returns how many."""
+    removed = 0
+    for path in folder.glob(_PREFIX + "*"):
+        with contextlib.suppress(OSError):  # another's, or just gone
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+                removed += 1
+            finally:
+                os.close(descriptor)
+    return removed
+
+
+def _create(folder: Path) -> tuple[Path, int]:
+    while True:
+        path = folder / f"{_PREFIX}{secrets.token_hex(16)}"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        if os.fstat(descriptor).st_nlink:
+            return path, descriptor
+        os.close(descriptor)  # swept between the two calls
+
+
+def _write(descriptor: int, part: memoryview) -> None:
+    # Not through a mapping: where memory is short that would end the process, while this is an OSError.
+    while part:
+        part = part[os.write(descriptor, part) :]
+
+
+def _path_of(name: str, folder: Path) -> Path:
+    if not _NAME.fullmatch(name):
+        raise BlobError(f"a blob is called {_PREFIX} and 32 hexadecimal digits, got {name!r}")
+    return folder / name
