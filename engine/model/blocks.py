@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -34,13 +34,26 @@ def turned(weight: Tensor) -> Tensor:
     return weight.T.contiguous()
 
 
+class MlpParts(NamedTuple):
+    """What the three matrices of a SwiGLU are called in the checkpoint."""
+
+    gate: str
+    up: str
+    down: str
+
+
+TEXT_PARTS = MlpParts("gate_proj", "up_proj", "down_proj")
+
+
 class DenseMlp:
     """down(silu(gate x) · up x), added to a residual."""
 
-    def __init__(self, weights: Weights, prefix: str, hidden: int, inter: int, ops: Ops) -> None:
-        names = (f"{prefix}.gate_proj.weight", f"{prefix}.up_proj.weight")
+    def __init__(
+        self, weights: Weights, prefix: str, hidden: int, inter: int, ops: Ops, parts: MlpParts = TEXT_PARTS
+    ) -> None:
+        names = (f"{prefix}.{parts.gate}.weight", f"{prefix}.{parts.up}.weight")
         self._gate_up = turned(torch.cat([weights.take(name, inter, hidden) for name in names]))
-        self._down = turned(weights.take(f"{prefix}.down_proj.weight", hidden, inter))
+        self._down = turned(weights.take(f"{prefix}.{parts.down}.weight", hidden, inter))
         self._ops = ops
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:

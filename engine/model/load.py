@@ -1,7 +1,7 @@
-"""Checkpoint folder → TextModel. Memory-mapped, in layer order; owns the released names of what the text model needs.
+"""Checkpoint folder → TextModel, Encoders. Memory-mapped, in layer order; owns which tensor is of which part.
 
-Any tensor that is missing, of another shape or of no known part is an error that names it. Tensors of the vision and
-audio encoders and of the draft block are known and left alone. FP8 weights are dequantised: no device computes in FP8
+Any tensor that is missing, of another shape or of no known part is an error that names it. Tensors of parts that are
+not loaded are known and left alone. FP8 weights are dequantised: no device computes in FP8
 here yet.
 """
 
@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
@@ -20,13 +21,17 @@ from rich.progress import Progress
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from engine.config.encoders import MediaConfig
 from engine.config.model import FP8_TILE, ModelConfig
 from engine.kernels.ops import ops_for
+from engine.model.audio import AudioEncoder
 from engine.model.decoder import TextModel
+from engine.model.vision import PixelScale, VisionEncoder
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _SCALE_SUFFIX = "_scale_inv"
+_VISION, _AUDIO = "vision_encoder.", "audio_encoder."
 
 
 class CheckpointError(ValueError):
@@ -43,10 +48,42 @@ def load_model(
     return model
 
 
+class Encoders(NamedTuple):
+    """None where the checkpoint lacks one."""
+
+    vision: VisionEncoder | None
+    audio: AudioEncoder | None
+
+
+def load_encoders(
+    folder: Path, config: ModelConfig, media: MediaConfig, scale: PixelScale, device: torch.device, dtype: torch.dtype
+) -> Encoders:
+    """Those that the config describes and the folder has tensors of. `scale`: of pixels, as the model learnt them."""
+    parts = {name.partition(".")[0] + "." for name in _files_by_tensor(folder)[0]}
+    vision = media.vision if _VISION in parts else None
+    audio = media.audio if _AUDIO in parts else None
+    loaded = tuple(prefix for prefix, part in ((_VISION, vision), (_AUDIO, audio)) if part is not None)
+    with Checkpoint(folder, config, device, dtype, lambda name: not name.startswith(loaded)) as weights:
+        encoders = Encoders(
+            None if vision is None else VisionEncoder(weights, vision, scale, ops_for(device)),
+            None if audio is None else AudioEncoder(weights, audio, ops_for(device)),
+        )
+        weights.check_all_taken()
+    return encoders
+
+
 class Checkpoint:
     """The tensors of a folder's safetensors files, handed out by name."""
 
-    def __init__(self, folder: Path, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: ModelConfig,
+        device: torch.device,
+        dtype: torch.dtype,
+        passes_over: Callable[[str], bool] | None = None,
+    ) -> None:
+        """`passes_over`: which names are of parts that are not loaded; by default those outside the text model."""
         self._folder = folder
         self._config = config
         self._device = device
@@ -56,7 +93,8 @@ class Checkpoint:
         self._tail_rope = _has_tail_rope(folder, metadata)
         self._open: dict[str, Any] = {}
         self._closing = ExitStack()
-        known = sum(not _is_passed_over(name, config) for name in self._files)
+        self._passes_over = passes_over or (lambda name: _is_passed_over(name, config))
+        known = sum(not self._passes_over(name) for name in self._files)
         self._progress = Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True)
         self._task = self._progress.add_task(f"loading {folder.name}", total=known)
 
@@ -75,7 +113,7 @@ class Checkpoint:
         return self._take(name, shape, torch.float32)
 
     def check_all_taken(self) -> None:
-        unexpected = sorted(name for name in self._left if not _is_passed_over(name, self._config))
+        unexpected = sorted(name for name in self._left if not self._passes_over(name))
         if unexpected:
             raise CheckpointError(f"{self._folder}: unexpected {_listed(unexpected)}")
 
@@ -162,7 +200,7 @@ def _dequantised(weight: Tensor, scale: Tensor) -> Tensor:
 
 def _is_passed_over(name: str, config: ModelConfig) -> bool:
     """Parts of the whole model that this one does not have."""
-    if name.startswith(("vision_encoder.", "audio_encoder.", "model.mtp.")):
+    if name.startswith((_VISION, _AUDIO, "model.mtp.")):
         return True
     layer = re.match(r"model\.layers\.(\d+)\.(self_attn\.indexer\.)?", name)
     if layer is None:

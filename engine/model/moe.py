@@ -6,7 +6,7 @@ from torch import Tensor
 
 from engine.config.model import ModelConfig
 from engine.kernels.ops import Experts, Ops, Routing
-from engine.model.blocks import DenseMlp, Weights
+from engine.model.blocks import TEXT_PARTS, DenseMlp, MlpParts, Weights
 
 
 class MoeMlp:
@@ -16,7 +16,7 @@ class MoeMlp:
         self._routing = Routing(moe.chosen, moe.groups, moe.chosen_groups, moe.normalise, moe.scale)
         self._router = weights.take_float(f"{prefix}.gate.weight", moe.experts, hidden)
         self._bias = weights.take_float(f"{prefix}.gate.e_score_correction_bias", moe.experts)
-        self._experts = _experts(weights, f"{prefix}.experts", config)
+        self._experts = take_experts(weights, f"{prefix}.experts", moe.experts, hidden, moe.inter)
         self._shared = DenseMlp(weights, f"{prefix}.shared_experts", hidden, moe.shared_inter, ops)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
@@ -25,18 +25,19 @@ class MoeMlp:
         return self._shared.add_to(with_routed, x)
 
 
-def _experts(weights: Weights, prefix: str, config: ModelConfig) -> Experts:
+def take_experts(
+    weights: Weights, prefix: str, experts: int, hidden: int, inter: int, parts: MlpParts = TEXT_PARTS
+) -> Experts:
     """Filled expert by expert: there is never a second copy of all."""
-    experts, inter, hidden = config.moe.experts, config.moe.inter, config.hidden
     gate_up = down = None
     for expert in range(experts):
-        gate = weights.take(f"{prefix}.{expert}.gate_proj.weight", inter, hidden)
+        gate = weights.take(f"{prefix}.{expert}.{parts.gate}.weight", inter, hidden)
         if gate_up is None or down is None:
             gate_up = gate.new_empty(experts, hidden, 2 * inter)
             down = gate.new_empty(experts, inter, hidden)
         gate_up[expert, :, :inter] = gate.T
-        gate_up[expert, :, inter:] = weights.take(f"{prefix}.{expert}.up_proj.weight", inter, hidden).T
-        down[expert] = weights.take(f"{prefix}.{expert}.down_proj.weight", hidden, inter).T
+        gate_up[expert, :, inter:] = weights.take(f"{prefix}.{expert}.{parts.up}.weight", inter, hidden).T
+        down[expert] = weights.take(f"{prefix}.{expert}.{parts.down}.weight", hidden, inter).T
     assert gate_up is not None
     assert down is not None
     return Experts.of(gate_up, down)

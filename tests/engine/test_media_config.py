@@ -1,4 +1,4 @@
-"""The encoders' part of config.json: both layouts give the same encoders, and what cannot be done is refused by name."""
+"""The encoders in config.json: both layouts give the same ones, and what cannot be done is refused by name."""
 
 from __future__ import annotations
 
