@@ -1,6 +1,7 @@
 """Lets requests in while there is room for them to run or wait, and says when to come again otherwise.
 
-Owns the count of requests inside and the rate at which they leave. Knows nothing of what they are.
+Owns the count of sequences and prompt tokens inside, and the rate at which sequences leave. Knows nothing of what they
+are.
 """
 
 from __future__ import annotations
@@ -19,17 +20,24 @@ _RETRY_AFTER_MAX_S = 60
 
 
 class Permit:
-    """One request's place. Whoever got it gives it back, by `with` or `release`."""
+    """One request's place: one sequence, until it claims more. Whoever got it gives it back, by `with` or `release`."""
 
-    def __init__(self, admission: Admission, num_tokens: int) -> None:
+    def __init__(self, admission: Admission) -> None:
         self._admission: Admission | None = admission
-        self._num_tokens = num_tokens
+        self.num_sequences = 1
+        self.num_tokens = 0
+
+    def claim(self, num_sequences: int, num_tokens: int) -> None:
+        """Once it is known what the request comes to. Raises RequestError where there is no room for that."""
+        if self._admission is None:
+            raise ValueError("a permit that was given back claims nothing")
+        self._admission._grow(self, num_sequences, num_tokens)
 
     def release(self) -> None:
         """Idempotent."""
         admission, self._admission = self._admission, None
         if admission is not None:
-            admission._leave(self._num_tokens)
+            admission._leave(self)
 
     def __enter__(self) -> Permit:
         return self
@@ -42,44 +50,74 @@ class Permit:
 
 class Admission:
     def __init__(
-        self, max_queue: int, num_slots: Callable[[], int], clock: Callable[[], float] = time.monotonic
+        self,
+        max_queue: int,
+        max_queue_tokens: int,
+        num_slots: Callable[[], int],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`num_slots`: requests that the workers run at once now; `max_queue` more may wait."""
+        """`num_slots`: sequences that the workers run at once now; `max_queue` more may wait."""
         self.draining = False
-        self.num_inside = 0
+        self.num_inside = 0  # requests
+        self.num_sequences = 0
         self.num_tokens = 0  # of the prompts inside
         self._max_queue = max_queue
+        self._max_tokens = max_queue_tokens
         self._num_slots = num_slots
         self._clock = clock
-        self._departures: deque[float] = deque(maxlen=_REMEMBERED)
+        self._departures: deque[tuple[float, int]] = deque(maxlen=_REMEMBERED)  # when, and how many sequences
 
     def drain(self) -> None:
         """From now on nobody is let in."""
         self.draining = True
 
-    def enter(self, num_tokens: int = 0) -> Permit:
+    def enter(self) -> Permit:
+        """Before any work is done for a request: whether there is room for the least that it can be."""
         if self.draining:
             raise RequestError("draining", "The server is shutting down and takes no new requests")
-        limit = self._num_slots() + self._max_queue
-        if self.num_inside >= limit:
-            raise RequestError(
-                "queue_full",
-                f"The server takes ≤ {limit} requests at once, and has as many",
-                retry_after_s=self.retry_after_s(),
-            )
+        permit = Permit(self)
+        self._check(1, 0, 1)
         self.num_inside += 1
-        self.num_tokens += num_tokens
-        return Permit(self, num_tokens)
+        self.num_sequences += 1
+        return permit
 
     def retry_after_s(self) -> int:
         """About the time in which those waiting now will have begun to run."""
         if len(self._departures) < 2:
             return _RETRY_AFTER_S
-        per_s = len(self._departures) / max(self._clock() - self._departures[0], 1e-3)
-        waiting = max(self.num_inside - self._num_slots(), 1)
+        per_s = sum(count for _, count in self._departures) / max(self._clock() - self._departures[0][0], 1e-3)
+        waiting = max(self.num_sequences - self._num_slots(), 1)
         return min(max(math.ceil(waiting / per_s), 1), _RETRY_AFTER_MAX_S)
 
-    def _leave(self, num_tokens: int) -> None:
+    def _grow(self, permit: Permit, num_sequences: int, num_tokens: int) -> None:
+        more = num_sequences - permit.num_sequences
+        more_tokens = num_tokens - permit.num_tokens
+        self._check(more, more_tokens, num_sequences)
+        permit.num_sequences, permit.num_tokens = num_sequences, num_tokens
+        self.num_sequences += more
+        self.num_tokens += more_tokens
+
+    def _check(self, more: int, more_tokens: int, num_sequences: int) -> None:
+        """`more` beside what is inside already; the whole request has `num_sequences`."""
+        limit = self._num_slots() + self._max_queue
+        if num_sequences > max(limit, 1):
+            text = f"The server takes ≤ {limit} sequences at once, and this request alone has {num_sequences}"
+            raise RequestError("request_exceeds_queue", text)
+        if more_tokens > self._max_tokens:
+            text = f"The server takes ≤ {self._max_tokens} prompt tokens at once, and this request has {more_tokens}"
+            raise RequestError("request_exceeds_queue", text)
+        if self.num_sequences + more > limit:
+            text = f"The server takes ≤ {limit} sequences at once; it has {self.num_sequences}, and {more} more came"
+            raise RequestError("queue_full", text, retry_after_s=self.retry_after_s())
+        if self.num_tokens + more_tokens > self._max_tokens:
+            text = (
+                f"The server takes ≤ {self._max_tokens} prompt tokens at once; it has {self.num_tokens}, "
+                f"and {more_tokens} more came"
+            )
+            raise RequestError("queue_full", text, retry_after_s=self.retry_after_s())
+
+    def _leave(self, permit: Permit) -> None:
         self.num_inside -= 1
-        self.num_tokens -= num_tokens
-        self._departures.append(self._clock())
+        self.num_sequences -= permit.num_sequences
+        self.num_tokens -= permit.num_tokens
+        self._departures.append((self._clock(), permit.num_sequences))

@@ -6,8 +6,6 @@ Knows nothing of how an engine is reached or started; whoever calls brings one.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
 from importlib.metadata import version
 
@@ -16,16 +14,17 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from server.deps import Admission, Gateway, Generate
+from server.admission import Admission
+from server.deps import Gateway, Generate
 from server.engine_client import Engine
 from server.errors import RequestError, error_response
 from server.metrics import Metrics
-from server.middleware import Gatekeeper
+from server.middleware import Gatekeeper, OnEnd
 from server.prompt import Prompts
+from server.request_record import RECORD
 from server.routes import admin, chat, completions, models, tokens
+from server.second_chance import WAIT_S, SecondChances
 from server.settings import Settings
-
-Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 
 def create_app(
@@ -35,9 +34,10 @@ def create_app(
     generate: Generate,
     admission: Admission,
     *,
-    lifespan: Lifespan | None = None,
+    worker_wait_s: float = WAIT_S,
+    on_end: OnEnd | None = None,
 ) -> FastAPI:
-    """`lifespan` runs around the serving: where the engine's connection is opened and closed."""
+    """`worker_wait_s`: for a new worker, where one died. `on_end` is told of every request when it is over."""
     app = FastAPI(
         title="dots3",
         version=version("dots3"),
@@ -45,13 +45,13 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,  # a redirect is neither JSON nor what a client of this API expects
-        lifespan=lifespan,
     )
     metrics = Metrics(engine)
-    app.state.gateway = Gateway(settings, engine, prompts, generate, admission, metrics, int(time.time()))
+    chances = SecondChances(lambda: any(worker.state == "ready" for worker in engine.health()), worker_wait_s)
+    app.state.gateway = Gateway(settings, engine, prompts, generate, admission, chances, metrics, int(time.time()))
     for part in (chat, completions, models, tokens, admin):
         app.include_router(part.router)
-    app.add_middleware(Gatekeeper, settings=settings, metrics=metrics)
+    app.add_middleware(Gatekeeper, settings=settings, metrics=metrics, on_end=on_end)
     app.add_exception_handler(RequestError, _refused)
     app.add_exception_handler(HTTPException, _no_route)
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -82,4 +82,5 @@ def _invalid(request: Request, error: Exception) -> Response:
 
 def _answered(request: Request, error: RequestError, headers: dict[str, str] | None = None) -> Response:
     request.app.state.gateway.metrics.failed(error.code)
+    request.scope[RECORD].error = error.code
     return error_response(error, headers)

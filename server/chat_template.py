@@ -13,6 +13,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from jinja2 import meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
@@ -49,6 +50,7 @@ class ChatTemplate:
         # Jinja's own filter sorts the keys and escapes for HTML.
         environment.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
         self._template = environment.from_string(source)
+        self.variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
         longest_first = sorted((token for token in control_tokens if token.startswith("<")), key=len, reverse=True)
         self._control = re.compile("(" + "|".join(re.escape(token) for token in longest_first) + ")")
 

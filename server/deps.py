@@ -8,20 +8,22 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
 from starlette.requests import ClientDisconnect
 
 from engine.wire.messages import Ready
+from server.admission import Admission
 from server.deltas import ChoiceDelta, Done
 from server.engine_client import Engine
 from server.errors import RequestError, shown
 from server.metrics import Metrics
 from server.prompt import Prompts, ValidRequest
+from server.request_record import RECORD, RequestRecord
 from server.schemas.json_text import read_object
+from server.second_chance import SecondChances
 from server.settings import Settings
 
 Generate = Callable[[ValidRequest], AsyncGenerator[ChoiceDelta | Done, None]]
@@ -31,17 +33,7 @@ _JSON_TYPE = re.compile(r"application/(?:json|[a-z0-9.+-]+\+json)\s*(?:;.*)?", r
 _OTHER_CHARSET = re.compile(r"charset\s*=\s*\"?(?!utf-?8)", re.IGNORECASE)
 # Reading and tokenising a body of this size takes about a millisecond; longer ones go to a thread.
 _LONG_BODY_BYTES = 4096
-
-
-class Admission(Protocol):
-    """Who may come in."""
-
-    @property
-    def draining(self) -> bool: ...
-
-    def enter(self) -> AbstractContextManager[object]:
-        """Held as long as a request is served. Raises RequestError where it cannot be, before any work is done."""
-        ...
+_LEAST_BYTES_PER_S = 1000  # of a body, on the whole
 
 
 @dataclass(frozen=True)
@@ -53,6 +45,7 @@ class Gateway:
     prompts: Prompts
     generate: Generate
     admission: Admission
+    chances: SecondChances
     metrics: Metrics
     started: int  # unix time
 
@@ -78,6 +71,7 @@ class Body:
 
     raw: bytes
     gateway: Gateway
+    record: RequestRecord
 
     @property
     def refuse_unknown(self) -> bool:
@@ -109,7 +103,7 @@ async def json_body(request: Request, gateway: GatewayDep) -> Body:
         raise RequestError(
             "unsupported_media_type", f"Content-Type must be application/json in UTF-8, got {shown(kind or None)}"
         )
-    return Body(raw, gateway)
+    return Body(raw, gateway, request.scope[RECORD])
 
 
 BodyDep = Annotated[Body, Depends(json_body)]
@@ -119,7 +113,8 @@ async def _read(request: Request, limit_bytes: int, patience_s: float) -> bytes:
     encoding = request.headers.get("content-encoding", "identity")
     if encoding.lower() != "identity":
         raise RequestError("unsupported_media_type", f"Content-Encoding must be identity, got {shown(encoding)}")
-    chunks, size = list[bytes](), 0
+    now_s = asyncio.get_running_loop().time
+    chunks, size, began_s = list[bytes](), 0, now_s()
     try:
         async with asyncio.timeout(patience_s) as patience:
             async for chunk in request.stream():
@@ -127,10 +122,14 @@ async def _read(request: Request, limit_bytes: int, patience_s: float) -> bytes:
                 if size > limit_bytes:
                     raise RequestError("too_large", f"The body must be ≤ {limit_bytes} bytes, got more")
                 chunks.append(chunk)
-                patience.reschedule(asyncio.get_running_loop().time() + patience_s)
+                whole_s = began_s + patience_s + size / _LEAST_BYTES_PER_S
+                patience.reschedule(min(now_s() + patience_s, whole_s))
     except ClientDisconnect as error:
         raise RequestError("client_closed", "The client left before its request was whole") from error
     except TimeoutError as error:
-        text = f"No more of the body came for {patience_s:g} s; it has {size} bytes yet"
+        text = (
+            f"A body must come on within {patience_s:g} s, and {_LEAST_BYTES_PER_S} bytes/s or faster; "
+            f"{size} bytes of this one came in {now_s() - began_s:.1f} s"
+        )
         raise RequestError("request_timeout", text) from error
     return b"".join(chunks)

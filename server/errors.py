@@ -41,6 +41,7 @@ KINDS: dict[str, ErrorKind] = {
     "too_large": ErrorKind(413, _INVALID),
     "unsupported_media_type": ErrorKind(415, _INVALID),
     "queue_full": ErrorKind(429, "rate_limit_error", retry_after_s=1),
+    "request_exceeds_queue": ErrorKind(429, "rate_limit_error", retry_after_s=60),  # more than may ever be inside
     "concurrency_exceeded": ErrorKind(429, "rate_limit_error", retry_after_s=1),
     "client_closed": ErrorKind(499, _INVALID),  # logged and counted only: nobody is there to read it
     "internal_error": ErrorKind(500, _SERVER),
@@ -50,7 +51,7 @@ KINDS: dict[str, ErrorKind] = {
     "draining": ErrorKind(503, _SERVER, retry_after_s=5),
 }
 # Clients send every 5xx and 408 again by themselves; these would fail again, or cost as much again.
-_NOT_AGAIN = frozenset({"request_timeout", "request_quarantined"})
+_NOT_AGAIN = frozenset({"request_timeout", "request_quarantined", "request_exceeds_queue"})
 
 _SHOWN_CHARS = 100  # of a client's own text inside a message
 _MESSAGE_CHARS = 1000
@@ -70,6 +71,13 @@ class RequestError(Exception):
     @property
     def status(self) -> int:
         return KINDS[self.code].status
+
+
+class WorkerDiedError(RequestError):
+    """The worker died with the request in it. Another try may go well, as long as the client has seen nothing."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("engine_dead", message)
 
 
 def shown(value: object) -> str:

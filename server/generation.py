@@ -18,7 +18,7 @@ from server.choice import Choice
 from server.deltas import ChoiceDelta, Done, Usage
 from server.detokenizer import Detokenizer, TokenTable
 from server.engine_client import Engine
-from server.errors import RequestError
+from server.errors import RequestError, WorkerDiedError
 from server.prompt import ValidRequest
 from server.tokenizer import Tokenizer
 
@@ -52,7 +52,7 @@ class Generation:
                         if running and choice.stopped_after is not None:
                             submission.stop(event.index, choice.stopped_after)
                     elif isinstance(event, Failed):
-                        raise RequestError(event.code, event.message)
+                        raise _failure(event)
                     else:
                         done = self._done(request, event, choices)
                 for choice in choices:
@@ -86,6 +86,12 @@ class Generation:
         )
         repairs = sum((choice.repairs for choice in choices), Counter[str]())
         return Done(usage, event.queue_s, event.aborted, repairs)
+
+
+def _failure(event: Failed) -> RequestError:
+    if event.code == "engine_dead":
+        return WorkerDiedError(event.message)
+    return RequestError(event.code, event.message)
 
 
 def _submit(request: ValidRequest) -> Submit:

@@ -1,16 +1,93 @@
-"""uvicorn's HTTP protocol, with one difference: what is no HTTP at all is answered in the API's own error form too."""
+"""uvicorn's HTTP protocol with bounds: so many connections, and so long for the head of a request.
+
+What it answers by itself, before there is a request, is in the API's own error form too.
+"""
 
 from __future__ import annotations
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import asyncio
+import socket
+from typing import ClassVar, NamedTuple
 
-from server.errors import RequestError, error_json
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from server.errors import RequestError, error_headers, error_json
+
+ABORT = "dots3.abort"  # key of the scope: ends the connection at once, unsent bytes and all
+
+_SEND_BUFFER_BYTES = 128 * 1024
 
 
-class JsonErrorsProtocol(HttpToolsProtocol):
+class ConnectionLimits(NamedTuple):
+    max_connections: int
+    head_timeout_s: float  # from the first byte of a request to the end of its head
+
+
+def http_protocol(limits: ConnectionLimits) -> type[HttpToolsProtocol]:
+    """A class of its own, as uvicorn makes the connections."""
+    return type("BoundedProtocol", (_BoundedProtocol,), {"limits": limits})
+
+
+class _BoundedProtocol(HttpToolsProtocol):
+    limits: ClassVar[ConnectionLimits]
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        # Without a bound the kernel takes megabytes for a client that does not read.
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        limit = self.limits.max_connections
+        if len(self.connections) > limit:
+            self._refuse(RequestError("queue_full", f"The server takes ≤ {limit} connections at once, and has as many"))
+            return
+        # As after an answer: whoever connects and says nothing is let go.
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_is_over()
+        self._unset_keepalive_if_required()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        super().data_received(data)
+        # Nothing runs on the connection, so that the bytes were of a head that is not whole.
+        if self._head_timer is None and (self.cycle is None or self.cycle.response_complete):
+            self._head_timer = self.loop.call_later(self.limits.head_timeout_s, self._head_is_late)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope[ABORT] = self.transport.abort  # type: ignore[literal-required]
+
+    def on_headers_complete(self) -> None:
+        self._head_is_over()
+        super().on_headers_complete()
+
     def send_400_response(self, msg: str) -> None:
-        """Reaches no app: the parser gave up, so that there is neither a method nor a path."""
-        body = error_json(RequestError("invalid_value", msg))
-        head = f"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-        self.transport.write(head.encode() + b"Connection: close\r\n\r\n" + body)
+        """The parser gave up, so that there is neither a method nor a path."""
+        self._refuse(RequestError("invalid_value", msg))
+
+    def _head_is_over(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_is_late(self) -> None:
+        if not self.transport.is_closing():
+            limit_s = self.limits.head_timeout_s
+            self._refuse(RequestError("request_timeout", f"The head of a request must be whole within {limit_s:g} s"))
+
+    def _refuse(self, error: RequestError) -> None:
+        """Reaches no app."""
+        self._head_is_over()
+        body = error_json(error)
+        headers = {
+            "Content-Type": "application/json",
+            "Content-Length": str(len(body)),
+            **error_headers(error),
+            "Connection": "close",
+        }
+        head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        self.transport.write(STATUS_LINE[error.status] + head.encode() + b"\r\n" + body)
         self.transport.close()

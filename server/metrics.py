@@ -1,4 +1,4 @@
-"""Figures for Prometheus, under the names that dashboards rely on; and the clock of one request.
+"""Figures for Prometheus, under the names that dashboards rely on.
 
 Labels are bounded: reasons, codes, groups and workers, all of the server's own making. Counts of the workers are read
 from their last beats when somebody asks. Knows nothing of HTTP.
@@ -6,23 +6,29 @@ from their last beats when somebody asks. Knows nothing of HTTP.
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from parsers.repairs import Repair
-from server.deltas import ChoiceDelta, Done
 from server.engine_client import Engine, WorkerHealth
 from server.errors import KINDS
 
 _SHORT = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5.0)
 _LONG = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 1280.0)
-_FINISH_REASONS = ("stop", "length", "abort", "tool_calls")
+FINISH_REASONS = ("stop", "length", "abort", "tool_calls")
 _MEDIA_KINDS = ("image", "audio", "video")
 
 
@@ -61,11 +67,20 @@ class Metrics:
         )
         self.drafted_tokens = Counter("dots3_spec_drafted_tokens", "Tokens drafted ahead", registry=registry)
         self.accepted_tokens = Counter("dots3_spec_accepted_tokens", "Of those, tokens kept", registry=registry)
+        self.open_streams = Gauge("dots3_open_streams", "Streams that are being answered", registry=registry)
+        self.disconnects = Counter("dots3_client_disconnects", "Clients that left before the end", registry=registry)
+        self.second_tries = Counter(
+            "dots3_request_second_tries", "Requests tried again after their worker died", registry=registry
+        )
+        self.loop_lag = Histogram(
+            "dots3_event_loop_lag_seconds", "How late the event loop is", buckets=_SHORT, registry=registry
+        )
+        ProcessCollector(registry=registry)  # the gateway's own memory, CPU time and open files
         self._show_every_label()
 
     def _show_every_label(self) -> None:
         """A series that appears with its first count would hide that count from rates."""
-        for reason in _FINISH_REASONS:
+        for reason in FINISH_REASONS:
             self.requests.labels(reason)
         for rule in Repair:
             self.tool_repairs.labels(rule.value)
@@ -104,39 +119,6 @@ class TokenFigures(Collector):
         yield HistogramMetricFamily(
             "dots3_inter_token_latency_seconds", "Between tokens of a choice", buckets=buckets, sum_value=self._sum_s
         )
-
-
-class RequestClock:
-    """Times one request and counts its tokens."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-        self._began_s = time.monotonic()
-        self._last_s: dict[int, float] = {}  # when a choice had its latest token
-
-    def delta(self, delta: ChoiceDelta) -> None:
-        if delta.token_ids:
-            now_s = time.monotonic()
-            last_s = self._last_s.get(delta.index)
-            if not self._last_s:
-                self._metrics.first_token.observe(now_s - self._began_s)
-            self._last_s[delta.index] = now_s
-            self._metrics.tokens.add(len(delta.token_ids), None if last_s is None else now_s - last_s)
-        if delta.finish_reason is not None:
-            reason = delta.finish_reason if delta.finish_reason in _FINISH_REASONS else "stop"
-            self._metrics.requests.labels(reason).inc()
-
-    def done(self, done: Done) -> None:
-        self._metrics.prompt_tokens.inc(done.usage.prompt_tokens)
-        self._metrics.queue_time.observe(done.queue_s)
-        for rule, uses in done.repairs.items():
-            self._metrics.tool_repairs.labels(rule).inc(uses)
-        self._metrics.latency.observe(time.monotonic() - self._began_s)
-
-    def failed(self, code: str, open_choices: int = 0) -> None:
-        """The request ended in an error; so many of its choices had no end of their own."""
-        self._metrics.failed(code)
-        self._metrics.requests.labels("abort").inc(open_choices)
 
 
 class _WorkerFigures(Collector):

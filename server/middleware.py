@@ -1,4 +1,4 @@
-"""What stands before every route: keys, request ids, size of bodies, web origins, security headers, the access log.
+"""What stands before every route: keys, request ids, size of bodies, web origins, security headers, the request log.
 
 Plain ASGI, so that a stream passes through it without a copy. Knows no route but the probes, which need no key.
 """
@@ -12,21 +12,24 @@ import re
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from engine.config.log_format import FIELDS
 from server.errors import RequestError, error_response
 from server.metrics import Metrics
+from server.request_record import RECORD, RequestRecord
 from server.settings import Settings
 
 logger = logging.getLogger("dots3.access")
 
+OnEnd = Callable[[RequestRecord, Headers], None]
+
 PROBES = frozenset({"/livez", "/health", "/readyz"})
-OUTCOME = "dots3.outcome"  # key of the scope: a route tells here what no status told
 BODY_SEND = "dots3.body_send"  # key of the scope: sends what follows the head, past layers that look at heads alone
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _SECURITY_HEADERS = {
@@ -40,9 +43,11 @@ _SECURITY_HEADERS = {
 class Gatekeeper:
     """Lets a request through to the app, or answers it."""
 
-    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics, on_end: OnEnd | None = None) -> None:
+        """`on_end` is called with what became of a request, before that is logged."""
         self._app = app
         self._metrics = metrics
+        self._on_end = on_end
         self._origins = frozenset(settings.allowed_origins)
         self._limit_bytes = settings.max_body_bytes
         self._key_limit = settings.max_concurrency_per_key
@@ -63,15 +68,26 @@ class Gatekeeper:
             return
         try:
             key = self._key(scope, headers)
+            record: RequestRecord = scope[RECORD]
+            record.key = None if key is None else f"key-{key + 1}"
             self._check_length(headers)
             with self._counted(key, scope):
                 await self._app(scope, receive, send)
         except RequestError as error:
             self._metrics.failed(error.code)
+            scope[RECORD].error = error.code
             await error_response(error)(scope, receive, send)
 
     def failed(self) -> None:
         self._metrics.failed("internal_error")
+
+    def ended(self, record: RequestRecord, headers: Headers, is_probe: bool) -> None:
+        """One line for each request, with all that is known of it, and a probe's only for who looks closely."""
+        if self._on_end is not None and not is_probe:
+            self._on_end(record, headers)
+        level = logging.DEBUG if is_probe else logging.INFO
+        if logger.isEnabledFor(level):
+            logger.log(level, "request", extra={FIELDS: record.known()})
 
     def allowed_origin(self, headers: Headers) -> str | None:
         origin = headers.get("origin")
@@ -126,34 +142,38 @@ class _Passage:
     """One request on its way through: its id, what was sent, how long it took."""
 
     def __init__(self, keeper: Gatekeeper, scope: Scope, send: Send) -> None:
-        # A HEAD is a GET whose body the server leaves out.
-        self._scope = {**scope, "method": "GET" if scope["method"] == "HEAD" else scope["method"], BODY_SEND: send}
-        self._method = scope["method"]
-        self._keeper = keeper
-        self._send = send
         self._headers = Headers(scope=scope)
         given = self._headers.get("x-request-id", "")
-        self._request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-        self._status: int | None = None
+        path = (scope.get("raw_path") or b"").decode("ascii", "backslashreplace")[:200]
+        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        self._record = RequestRecord(request_id, scope["method"], path)
+        self._scope = {**scope, RECORD: self._record, BODY_SEND: send}
+        if scope["method"] == "HEAD":  # a GET whose body the server leaves out
+            self._scope["method"] = "GET"
+        self._keeper = keeper
+        self._send = send
 
     async def run(self, receive: Receive) -> None:
         began_s = time.monotonic()
         try:
             await self._keeper.answer(self._scope, self._headers, receive, self._pass)
         except Exception:
-            logger.exception("%s failed", self._request_id)
+            request_id = self._record.request_id
+            logger.exception("%s failed", request_id)
             self._keeper.failed()
-            if self._status is None:
-                error = RequestError("internal_error", f"The server made a mistake; request id {self._request_id}")
+            self._record.error = "internal_error"
+            if self._record.status is None:
+                error = RequestError("internal_error", f"The server made a mistake; request id {request_id}")
                 await error_response(error)(self._scope, receive, self._pass)
         finally:
-            self._log(time.monotonic() - began_s)
+            self._record.took_s = time.monotonic() - began_s
+            self._keeper.ended(self._record, self._headers, self._scope["path"] in PROBES)
 
     async def _pass(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self._status = message["status"]
+            self._record.status = message["status"]
             headers = MutableHeaders(raw=list(message.get("headers", ())))
-            headers["X-Request-Id"] = self._request_id
+            headers["X-Request-Id"] = self._record.request_id
             headers.setdefault("Cache-Control", "no-store")
             for name, value in _SECURITY_HEADERS.items():
                 headers[name] = value
@@ -163,12 +183,6 @@ class _Passage:
                 headers.add_vary_header("Origin")
             message = {**message, "headers": headers.raw}
         await self._send(message)
-
-    def _log(self, took_s: float) -> None:
-        path = (self._scope.get("raw_path") or b"").decode("ascii", "backslashreplace")[:200]
-        outcome = self._scope.get(OUTCOME) or self._status
-        level = logging.DEBUG if self._scope["path"] in PROBES else logging.INFO
-        logger.log(level, "%s %s %s %s %.1f ms", self._request_id, self._method, path, outcome, took_s * 1000)
 
 
 def _preflight_headers(headers: Headers) -> dict[str, str]:

@@ -99,6 +99,10 @@ class Prompts:
     def chat_ids(self, request: ChatRequest) -> list[int]:
         return self.tokenizer.encode_segments(self._rendered(request))
 
+    def unused_template_kwargs(self, request: ChatRequest) -> list[str]:
+        """Arguments that the template does not look at."""
+        return [name for name in request.template_kwargs if name not in self._template.variables]
+
     def text_ids(self, text: str, add_special: bool = True) -> list[int]:  # noqa: ARG002 the model adds no token
         """Control strings in `text` are control tokens."""
         pieces = self._control.split(text)  # plain, control, plain, …, plain

@@ -11,6 +11,7 @@ import contextlib
 import gc
 import logging
 import os
+import resource
 import signal
 import tempfile
 import time
@@ -21,13 +22,13 @@ from pathlib import Path
 import uvicorn
 import uvloop
 
+from engine.config.log_format import set_up_logging
 from engine.wire.channel import AddressError, WireKey
 from server.admission import Admission
 from server.app import create_app
 from server.generation import Generation
-from server.http_protocol import JsonErrorsProtocol
+from server.http_protocol import ConnectionLimits, http_protocol
 from server.listener import Listener, ListenError
-from server.log_format import set_up_logging
 from server.prompt import Prompts
 from server.router import Router
 from server.settings import Settings
@@ -44,6 +45,9 @@ _KEEP_ALIVE_S = 130  # proxies keep idle connections for 60 or 120 s, and must b
 _NOTICE_S = 1.0  # between "not ready" and a closed listener, so that whoever balances load can see it
 _LAST_FRAMES_S = 2.0  # for the error frames of what the grace period has cut off
 _POLL_S = 0.05
+# Whoever signals a whole process group sends the same signal twice: to this process, and to one that passes it on.
+_SAME_SIGNAL_S = 0.2
+_OTHER_FILES = 128  # than connections of clients
 
 Say = Callable[[str], None]
 
@@ -105,9 +109,10 @@ class _Serving:
         self._say = say
         self._workers = _remote(settings.worker, key) if settings.worker else [_local(settings, key, folder)]
         self._router = Router([worker.link for worker in self._workers])
-        self._admission = Admission(settings.max_queue, lambda: self._router.num_slots)
+        self._admission = Admission(settings.max_queue, settings.max_queue_tokens, lambda: self._router.num_slots)
         self._server = self._make_server()
         self._stop_asked = asyncio.Event()
+        self._stop_asked_at = 0.0
         self._at_once = False
 
     def _make_server(self) -> _Server:
@@ -118,7 +123,7 @@ class _Serving:
         app = create_app(settings, self._router, self._prompts, generate, self._admission)
         config = uvicorn.Config(
             app,
-            http=JsonErrorsProtocol,
+            http=http_protocol(ConnectionLimits(self._max_connections(), settings.write_timeout)),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -130,6 +135,17 @@ class _Serving:
             ssl_keyfile=settings.ssl_keyfile,
         )
         return _Server(config)
+
+    def _max_connections(self) -> int:
+        """As many as asked for, as far as the files that this process may open allow."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft != hard:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        wanted, most = self._settings.max_connections, max(hard - _OTHER_FILES, 1)
+        if hard != resource.RLIM_INFINITY and wanted > most:
+            logger.warning("--max-connections %d: with %d open files at most, it is %d", wanted, hard, most)
+            return most
+        return wanted
 
     async def run(self) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -195,8 +211,12 @@ class _Serving:
 
     def _take_signal(self) -> None:
         if self._stop_asked.is_set():
+            if self._passed(self._stop_asked_at) < _SAME_SIGNAL_S:
+                return
             logger.warning("ending at once")
             self._at_once = self._server.should_exit = self._server.force_exit = True
+        else:
+            self._stop_asked_at = time.monotonic()
         self._admission.drain()
         self._stop_asked.set()
 

@@ -82,7 +82,7 @@ class WorkerLink:
 
     async def close(self) -> None:
         """Idempotent. Requests still running fail."""
-        self._fail_all("engine_dead", "the gateway is closing")
+        self._fail_all("draining", "The server has ended before the answer")
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()

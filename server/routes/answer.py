@@ -1,7 +1,8 @@
 """Runs one generation for one client, as a stream or as one body: the only place that knows both.
 
 Owns its end: a client that leaves, that does not read, or whose time is up ends the generation at once; a stream that
-is silent is kept alive. Knows no API: formats render what it passes on.
+is silent is kept alive; what a dying worker took along is tried again as long as no byte was sent. Knows no API:
+formats render what it passes on.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from server.deltas import ChoiceDelta, Done
-from server.errors import RequestError, error_response
+from server.errors import RequestError, WorkerDiedError, error_response
 from server.formats import sse
-from server.metrics import RequestClock
-from server.middleware import BODY_SEND, OUTCOME
+from server.http_protocol import ABORT
+from server.middleware import BODY_SEND
+from server.request_record import RequestClock
+from server.second_chance import SecondChance, SecondChances
 
 logger = logging.getLogger("dots3.answer")
 
@@ -58,12 +61,13 @@ class Job:
     """What an answer is made of. The answer closes `permit`, and the generator that it has begun."""
 
     begin: Callable[[], AsyncGenerator[ChoiceDelta | Done, None]]
-    stream: Stream | None  # one of the two
-    whole: Whole | None
+    stream: Callable[[], Stream] | None  # one of the two
+    whole: Callable[[], Whole] | None
     num_choices: int
     clock: RequestClock
     permit: AbstractContextManager[object]
     limits: Limits
+    chances: SecondChances
     warnings: Sequence[str] = ()
 
 
@@ -81,12 +85,24 @@ class Answer(Response):
         self._write_began_s: float | None = None
         self._started = False
         self._body_send: Send | None = None
-        self._open_choices = job.num_choices
+        self._chance: SecondChance | None = None
+        self._renew()
+
+    def _renew(self) -> None:
+        """For a first or second try."""
+        self._open_choices = self._job.num_choices
+        self._stream = None if self._job.stream is None else self._job.stream()
+        self._whole = None if self._job.whole is None else self._job.whole()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._body_send = scope.get(BODY_SEND)
-        with self._job.permit:
-            error = await self._attended(receive, send)
+        open_streams = self._job.clock.metrics.open_streams
+        open_streams.inc(self._stream is not None)
+        try:
+            with self._job.permit:
+                error = await self._attended(receive, send)
+        finally:
+            open_streams.dec(self._stream is not None)
         if error is not None:
             await self._end_with(error, scope, receive, send)
 
@@ -108,6 +124,26 @@ class Answer(Response):
             await asyncio.gather(work, gone, return_exceptions=True)
 
     async def _work(self, send: Send) -> None:
+        try:
+            await self._try(send)
+        except WorkerDiedError as death:
+            if self._started:
+                raise
+            await self._try_again(death, send)
+
+    async def _try_again(self, death: WorkerDiedError, send: Send) -> None:
+        self._chance = chance = self._job.chances.one(death)
+        try:
+            await chance.begin()
+            self._job.clock.tried_again()
+            self._renew()
+            await self._try(send)
+        except WorkerDiedError as again:
+            raise chance.judged(again) from again
+        finally:
+            chance.end()
+
+    async def _try(self, send: Send) -> None:
         events = self._job.begin()
         try:
             async for event in events:
@@ -120,21 +156,23 @@ class Answer(Response):
             await events.aclose()
 
     def _take(self, delta: ChoiceDelta) -> bytes:
+        if self._chance is not None:
+            self._chance.survived()
         if delta.finish_reason == "abort":  # and the client is here: its time was up in the worker
             raise self._too_late()
         self._job.clock.delta(delta)
         self._open_choices -= delta.finish_reason is not None
-        if self._job.stream is not None:
-            return self._job.stream.delta(delta)
-        if self._job.whole is not None:
-            self._job.whole.add(delta)
+        if self._stream is not None:
+            return self._stream.delta(delta)
+        if self._whole is not None:
+            self._whole.add(delta)
         return b""
 
     async def _finish(self, done: Done, send: Send) -> None:
-        if self._job.stream is not None:
-            await self._write(send, self._job.stream.closing(done), last=True)
-        if self._job.whole is not None:
-            render, long = self._job.whole.render, done.usage.completion_tokens > _LONG_ANSWER_TOKENS
+        if self._stream is not None:
+            await self._write(send, self._stream.closing(done), last=True)
+        if self._whole is not None:
+            render, long = self._whole.render, done.usage.completion_tokens > _LONG_ANSWER_TOKENS
             body = await asyncio.to_thread(render, done) if long else render(done)
             self.headers["content-length"] = str(len(body))
             await self._write(send, body, last=True)
@@ -156,7 +194,7 @@ class Answer(Response):
             blocked = now_s - self._write_began_s > self._job.limits.write_timeout_s
             return RequestError("client_closed", "The client does not read") if blocked else None
         patience_s = _PING_S if self._started else FIRST_PING_S
-        if self._job.stream is not None and now_s - self._last_write_s >= patience_s:
+        if self._stream is not None and now_s - self._last_write_s >= patience_s:
             return await self._write_in_time(send, sse.PING)
         return None
 
@@ -169,13 +207,16 @@ class Answer(Response):
         return None
 
     async def _end_with(self, error: RequestError, scope: Scope, receive: Receive, send: Send) -> None:
-        self._job.clock.failed(error.code, self._open_choices)
+        self._job.clock.failed(error.code, error.message, self._open_choices)
         if error.code == "client_closed":
-            scope[OUTCOME] = f"499 after {self._job.num_choices - self._open_choices} choices: {error.message}"
+            self._job.clock.record.status = error.status
+            # What is still unsent would wait for a client that does not read, and with it the connection.
+            if (abort := scope.get(ABORT)) is not None:
+                abort()
+                await _until_gone(receive)
         elif not self._started:
             await error_response(error)(scope, receive, send)
-        elif self._job.stream is not None:
-            scope[OUTCOME] = f"200, then {error.code}"
+        elif self._stream is not None:
             await self._write_in_time(send, sse.error_frame(error) + sse.DONE, last=True)
 
     def _too_late(self) -> RequestError:

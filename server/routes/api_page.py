@@ -5,6 +5,7 @@ Knows no request and no answer.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from html import escape
 from typing import Any
 
@@ -37,21 +38,69 @@ STREAM_OR_JSON: dict[int | str, dict[str, Any]] = ERRORS | {
 }
 PLAIN_TEXT: dict[int | str, dict[str, Any]] = ERRORS | {200: {"description": "Text", "content": {"text/plain": {}}}}
 
+_MODEL = "dots3-note-tiny"
+_QUESTION = [{"role": "user", "content": "Who are you?"}]
+_WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather in a city",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+CHAT_EXAMPLES: dict[str, dict[str, Any]] = {
+    "question": {"model": _MODEL, "messages": _QUESTION, "max_tokens": 64},
+    "stream": {
+        "model": _MODEL,
+        "messages": _QUESTION,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "max_completion_tokens": 32,
+    },
+    "tools": {
+        "model": _MODEL,
+        "messages": [{"role": "user", "content": "Is it raining in Oslo?"}],
+        "tools": [_WEATHER],
+        "reasoning_effort": "none",
+        "max_tokens": 64,
+    },
+    "sampling": {
+        "model": _MODEL,
+        "messages": [{"role": "system", "content": "Be brief."}, *_QUESTION],
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "seed": 7,
+        "n": 2,
+        "stop": ["\n\n"],
+        "logprobs": True,
+        "top_logprobs": 2,
+        "max_tokens": 16,
+    },
+}
+COMPLETION_EXAMPLES: dict[str, dict[str, Any]] = {
+    "text": {"model": _MODEL, "prompt": "The small green boat", "max_tokens": 16, "temperature": 0},
+    "token ids": {"model": _MODEL, "prompt": [[5, 6, 7], [8, 9]], "max_tokens": 4, "return_token_ids": True},
+    "echo": {"model": _MODEL, "prompt": "Once", "echo": True, "max_tokens": 0, "logprobs": 1},
+}
+TOKENIZE_EXAMPLES: dict[str, dict[str, Any]] = {
+    "text": {"model": _MODEL, "prompt": "Hello", "return_token_strs": True},
+}
+DETOKENIZE_EXAMPLES: dict[str, dict[str, Any]] = {"ids": {"model": _MODEL, "tokens": [5, 6, 7]}}
+
 _STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
     "code{background:#8882;padding:0 .2em}td,th{text-align:left;vertical-align:top;padding:.15rem 1rem .15rem 0}"
 )
 
 
-def request_of(model: type[BaseModel]) -> dict[str, Any]:
-    """The body of a route, for `openapi_extra`."""
+def request_of(model: type[BaseModel], examples: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """The body of a route, for `openapi_extra`; examples by what they show."""
     schema = model.model_json_schema()
-    return {
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": _inlined(schema, schema.pop("$defs", {}))}},
-        }
+    content = {
+        "schema": _inlined(schema, schema.pop("$defs", {})),
+        "examples": {name: {"value": value} for name, value in examples.items()},
     }
+    return {"requestBody": {"required": True, "content": {"application/json": content}}}
 
 
 def page(spec: dict[str, Any]) -> str:

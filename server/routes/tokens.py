@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse
 
 from server.deps import Body, BodyDep, Gateway, GatewayDep
 from server.errors import RequestError
-from server.routes.api_page import ERRORS, request_of
+from server.routes.api_page import DETOKENIZE_EXAMPLES, ERRORS, TOKENIZE_EXAMPLES, request_of
 from server.schemas.chat import read_chat
 from server.schemas.refusal import validated
 from server.schemas.tokens import DetokenizeRequest, TokenizeRequest, split_tokenize
@@ -17,7 +17,7 @@ from server.schemas.tokens import DetokenizeRequest, TokenizeRequest, split_toke
 router = APIRouter()
 
 
-@router.post("/tokenize", openapi_extra=request_of(TokenizeRequest), responses=ERRORS)
+@router.post("/tokenize", openapi_extra=request_of(TokenizeRequest, TOKENIZE_EXAMPLES), responses=ERRORS)
 async def tokenize(gateway: GatewayDep, body: BodyDep) -> JSONResponse:
     """Token ids of `prompt`, or of chat `messages` as the model would see them."""
     ready = gateway.ready()
@@ -34,7 +34,7 @@ async def tokenize(gateway: GatewayDep, body: BodyDep) -> JSONResponse:
     return JSONResponse(await body.run(work))
 
 
-@router.post("/detokenize", openapi_extra=request_of(DetokenizeRequest), responses=ERRORS)
+@router.post("/detokenize", openapi_extra=request_of(DetokenizeRequest, DETOKENIZE_EXAMPLES), responses=ERRORS)
 async def detokenize(gateway: GatewayDep, body: BodyDep) -> JSONResponse:
     """Text of token ids, control tokens included."""
     ready = gateway.ready()

@@ -25,7 +25,8 @@ class ChatRequest(GenerationFields):
     tools: list[dict[str, Any]] = Field([])
     tool_choice: Literal["auto", "none"] = "auto"
     parallel_tool_calls: bool = True
-    max_completion_tokens: int | None = Field(None, ge=0, le=2**63 - 1)
+    max_tokens: int | None = Field(None, ge=1, le=2**63 - 1)
+    max_completion_tokens: int | None = Field(None, ge=1, le=2**63 - 1)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
@@ -54,9 +55,6 @@ class ChatRequest(GenerationFields):
 
     @model_validator(mode="after")
     def _chat_fields_agree(self) -> ChatRequest:
-        for name in ("max_tokens", "max_completion_tokens"):
-            if getattr(self, name) == 0:
-                raise fault(f"`{name}` must be ≥ 1, got 0")
         if self.top_logprobs is not None and not self.logprobs:
             raise fault("`top_logprobs` is only allowed with `logprobs`: true")
         if self.continue_final_message:

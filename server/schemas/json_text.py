@@ -14,6 +14,9 @@ from pydantic_core import from_json
 
 from server.errors import RequestError, shown
 
+MAX_LEVELS = 201  # of nesting, the body's own object among them: the parser's limit
+_SHOWN_CHARS = 100
+_STRING_OR_MARK = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}:]', re.DOTALL)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # A number that could overflow a double; only then is the parsed value searched for infinities.
 _MAYBE_HUGE = re.compile(rb"[0-9][eE]\+?[0-9]{2}|[0-9]{300}")
@@ -42,7 +45,30 @@ def _explained(body: bytes, error: ValueError) -> RequestError:
             fault = None
         if fault is not None:
             return fault
+    if str(error).startswith("recursion limit exceeded"):
+        field = _deepest_field(body)
+        what = "The request body" if field is None else f"`{field}`, with the body around it,"
+        return RequestError("invalid_json", f"{what} must be nested ≤ {MAX_LEVELS} levels deep, got more", field)
     return RequestError("invalid_json", f"The request body is not valid JSON: {error}")
+
+
+def _deepest_field(body: bytes) -> str | None:
+    """The top-level field inside which the nesting passes the limit; the body is not parsed, only its brackets."""
+    depth, field, last = 0, None, b""
+    for found in _STRING_OR_MARK.finditer(body):
+        mark = found[0]
+        if mark in (b"[", b"{"):
+            depth += 1
+            if depth > MAX_LEVELS:
+                return field
+        elif mark in (b"]", b"}"):
+            depth -= 1
+        elif mark == b":":
+            if depth == 1 and last:
+                field = last[1:-1].decode("utf-8", "replace")[:_SHOWN_CHARS]
+        else:
+            last = mark
+    return None
 
 
 def _first_fault(value: Any, path: str) -> RequestError | None:

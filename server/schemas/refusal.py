@@ -6,7 +6,8 @@ Owns which top-level fields are ignored on purpose and how a validation error re
 from __future__ import annotations
 
 import difflib
-from typing import Any, NamedTuple, TypeVar
+from functools import cache
+from typing import Any, NamedTuple, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -43,6 +44,7 @@ _KINDS = {
     "model_attributes_type": "an object",
 }
 _MAX_NAMED = 8
+_FIRST_INEXACT = 2.0**53  # from here on, neighbouring integers are one double
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -52,10 +54,15 @@ class PassedOver(NamedTuple):
 
     fields: int = 0  # unknown ones at the top
     keys: int = 0  # unknown ones inside messages and tools
+    kwargs: int = 0  # of `chat_template_kwargs`, which the template does not look at
 
     @property
     def warnings(self) -> list[str]:
-        told = [("unknown fields", self.fields), ("unknown keys inside messages or tools", self.keys)]
+        told = [
+            ("unknown fields", self.fields),
+            ("unknown keys inside messages or tools", self.keys),
+            ("chat_template_kwargs that the template does not use", self.kwargs),
+        ]
         return [f"ignored {what}: {count}" for what, count in told if count]
 
 
@@ -66,10 +73,28 @@ def validated(model: type[Model], fields: dict[str, Any], refuse_unknown: bool) 
         raise _unknown_fields(unknown, list(model.model_fields))
     for name in unknown:
         del present[name]
+    for name in _integer_fields(model):
+        # JSON has one kind of number, and some clients write each with a point.
+        if type(value := present.get(name)) is float and value.is_integer() and abs(value) < _FIRST_INEXACT:
+            present[name] = int(value)
     try:
         return model.model_validate(present), PassedOver(fields=len(unknown))
     except ValidationError as error:
         raise _refusal(error.errors(include_url=False, include_context=True)[0]) from error
+
+
+@cache
+def _integer_fields(model: type[BaseModel]) -> tuple[str, ...]:
+    """Those that take a number only if it is whole."""
+    kinds = {name: {field.annotation, *get_args(field.annotation)} for name, field in model.model_fields.items()}
+    return tuple(name for name, kind in kinds.items() if int in kind and float not in kind)
+
+
+def wrong(path: str, wanted: str, got: object) -> RequestError:
+    """Of a value that is read by hand. Null counts as absent."""
+    if got is None:
+        return RequestError("missing_field", f"`{path}` is required and must be {wanted}", path)
+    return RequestError("invalid_value", f"`{path}` must be {wanted}, got {shown(got)}", path)
 
 
 def _unknown_fields(unknown: list[str], known: list[str]) -> RequestError:

@@ -79,7 +79,11 @@ class GenerationFields(BaseModel):
     @field_validator("stop", mode="before")
     @classmethod
     def _one_stop_is_a_list(cls, value: Any) -> Any:
-        return [value] if isinstance(value, str) else value
+        if isinstance(value, str):
+            return [value]
+        if not isinstance(value, list):
+            raise fault(f"must be a string or a list of strings, got {shown(value)}")
+        return value
 
     @field_validator("logit_bias", mode="before")
     @classmethod

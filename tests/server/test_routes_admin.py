@@ -1,24 +1,11 @@
 """Models, tokens, probes, metrics and the page about the API, on a real port."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from engine.wire.messages import Beat
 from server.schemas.refusal import IGNORED_FIELDS
 from tests.server.test_routes_http import assert_refused
 from tests.support.live_gateway import MODEL, LiveGateway, ids_of, live_gateway, says
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[LiveGateway]:
-    with live_gateway() as running:
-        yield running
-
-
-@pytest.fixture
-def gateway(shared: LiveGateway) -> LiveGateway:
-    return shared.fresh()
 
 
 def test_models_are_listed_with_their_length_and_found_by_name() -> None:

@@ -3,29 +3,18 @@
 import json
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from server.routes import answer as answering
 from tests.server.test_routes_http import assert_refused
-from tests.support.fake_engine import Die, Fail, Pause, Say
+from tests.support.fake_engine import Die, Fail, Pause, Say, Step
 from tests.support.live_gateway import MODEL, LiveGateway, ids_of, live_gateway, says, wait_until
 from tests.support.sse import read_sse
 
 THOUGHT = "<think>\nHm, 你好\n</think>\n\nHé 😀!"
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[LiveGateway]:
-    with live_gateway() as running:
-        yield running
-
-
-@pytest.fixture
-def gateway(shared: LiveGateway) -> LiveGateway:
-    return shared.fresh()
 
 
 def test_thinking_is_set_apart_in_body_and_stream(gateway: LiveGateway) -> None:
@@ -75,9 +64,9 @@ def test_several_prompts_are_one_completion(gateway: LiveGateway) -> None:
 def test_a_failure_in_one_of_several_prompts_ends_all(gateway: LiveGateway) -> None:
     bad = ids_of("B", ends=False)[0]
     gateway.engine.script = lambda request: (
-        [Fail("engine_dead")] if request.prompt_ids[0] == bad else [Say(ids_of("A")), Pause(30)]
+        [Fail("engine_not_ready")] if request.prompt_ids[0] == bad else [Say(ids_of("A")), Pause(30)]
     )
-    assert_refused(gateway.complete(prompt=["A", "B"]), 503, "engine_dead")
+    assert_refused(gateway.complete(prompt=["A", "B"]), 503, "engine_not_ready")
     wait_until(lambda: gateway.engine.running == 0)
 
 
@@ -98,7 +87,13 @@ def test_a_prompt_can_be_echoed_without_a_token_behind(gateway: LiveGateway) -> 
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize(
     ("code", "status"),
-    [("engine_dead", 503), ("queue_full", 429), ("request_quarantined", 500), ("invalid_value", 400), ("odd", 500)],
+    [
+        ("engine_not_ready", 503),
+        ("queue_full", 429),
+        ("request_quarantined", 500),
+        ("invalid_value", 400),
+        ("odd", 500),
+    ],
 )
 def test_a_failure_before_the_first_token_has_its_status(
     gateway: LiveGateway, code: str, status: int, streams: bool
@@ -122,9 +117,54 @@ def test_a_failure_after_the_first_token_is_one_error_frame_before_the_end(gatew
 
 
 def test_a_failure_of_a_whole_answer_has_its_status_however_late(gateway: LiveGateway) -> None:
-    gateway.engine.script = lambda _: [Say(ids_of("Hel", ends=False)), Pause(0.05), Die()]
-    assert_refused(gateway.chat(), 503, "engine_dead")
-    assert_refused(gateway.chat(), 503, "engine_dead")
+    gateway.engine.script = lambda _: [Say(ids_of("Hel", ends=False)), Pause(0.05), Fail("draining")]
+    assert_refused(gateway.chat(), 503, "draining")
+
+
+def scripts(gateway: LiveGateway, *by_try: Sequence[Step]) -> None:
+    """What happens in the first try, in the second, and so on."""
+    waiting = iter(by_try)
+    gateway.engine.script = lambda _: next(waiting)
+
+
+LOST = Fail("engine_dead", "the worker died")
+SPOKEN = Say(ids_of("Hel", ends=False))
+
+
+@pytest.mark.parametrize(("streams", "before"), [(False, []), (False, [SPOKEN]), (True, [])])
+def test_a_request_whose_worker_died_before_a_byte_was_sent_is_tried_again(
+    gateway: LiveGateway, streams: bool, before: list[Step]
+) -> None:
+    names = ("dots3_request_second_tries_total", 'dots3_requests_total{finish_reason="stop"}')
+    counted = [gateway.count(name) for name in names]
+    scripts(gateway, [*before, LOST], [Say(ids_of("Hello."))])
+    answer = gateway.chat(stream=streams)
+    text = read_sse(answer.content).text() if streams else answer.json()["choices"][0]["message"]["content"]
+    assert (answer.status_code, text) == (200, "Hello.")
+    assert [gateway.count(name) - before for name, before in zip(names, counted, strict=True)] == [1, 1]
+
+
+def test_a_request_that_was_in_two_dying_workers_is_not_tried_again(gateway: LiveGateway) -> None:
+    scripts(gateway, [SPOKEN, LOST], [LOST])
+    answer = gateway.chat()
+    assert_refused(answer, 500, "request_quarantined")
+    assert answer.headers["x-should-retry"] == "false"
+    assert len(gateway.engine.submitted) == 2
+    gateway.engine.script = says("Hello.")
+    assert gateway.chat().status_code == 200
+
+
+def test_without_a_new_worker_a_lost_request_is_503_after_a_while(gateway: LiveGateway) -> None:
+    gateway.engine.script = lambda _: [SPOKEN, Die()]
+    began_s = time.monotonic()
+    answer = gateway.chat()
+    assert time.monotonic() - began_s > 0.3
+    assert "no other took the request over within 0.3 s" in assert_refused(answer, 503, "engine_dead")["message"]
+    assert int(answer.headers["retry-after"]) >= 1
+    assert time.monotonic() - began_s < 2
+    began_s = time.monotonic()
+    assert_refused(gateway.chat(), 503, "engine_dead")  # it was in no worker: nothing to wait for
+    assert time.monotonic() - began_s < 0.3
 
 
 def test_a_prompt_longer_than_the_model_takes_is_refused_with_both_numbers(gateway: LiveGateway) -> None:
@@ -146,6 +186,26 @@ def test_a_full_queue_is_429_and_leaves_health_alone() -> None:
         assert gateway.client.get("/health").status_code == 200
         permits[0].release()
         assert gateway.chat().status_code == 200
+
+
+@pytest.mark.parametrize("fields", [{"n": 4}, {"prompt": ["A"] * 4}])
+def test_the_queue_counts_sequences_and_not_requests(fields: dict[str, Any]) -> None:
+    with live_gateway({"max_queue": 2}) as gateway:
+        permits = [gateway.admission.enter() for _ in range(15)]
+        assert_refused(gateway.complete(**fields), 429, "queue_full")
+        permits[0].release()
+        assert gateway.complete(**fields).status_code == 200
+        answer = gateway.complete(n=19)
+        assert "≤ 18 sequences at once, and this request alone has 19" in answer.json()["error"]["message"]
+        assert_refused(answer, 429, "request_exceeds_queue")
+        assert answer.headers["x-should-retry"] == "false"
+        assert gateway.admission.num_sequences == 14
+
+
+def test_the_queue_counts_prompt_tokens() -> None:
+    with live_gateway({"max_queue_tokens": 100}) as small:
+        assert_refused(small.complete(prompt=[5] * 101), 429, "request_exceeds_queue")
+        assert small.complete(prompt=[5] * 100, n=3).status_code == 200
 
 
 def test_a_key_may_have_only_so_many_requests_at_once() -> None:
@@ -230,13 +290,25 @@ def test_a_silent_stream_is_kept_alive_from_the_first_seconds(gateway: LiveGatew
     assert (parsed.text(), parsed.num_comments) == ("Hello.", 1)
 
 
+def test_template_arguments_that_the_template_does_not_use_are_warned_of(gateway: LiveGateway) -> None:
+    before = gateway.count("dots3_ignored_keys_total")
+    answer = gateway.chat(chat_template_kwargs={"enable_thinking": False, "thinkig": True, "x": 1})
+    warned = "ignored chat_template_kwargs that the template does not use: 2"
+    assert (answer.status_code, answer.headers["x-dots3-warning"]) == (200, warned)
+    assert gateway.count("dots3_ignored_keys_total") == before + 2
+
+
 def test_a_client_that_does_not_read_is_let_go() -> None:
     with live_gateway({"write_timeout": 0.5}) as gateway:
         gateway.engine.script = lambda _: [Say(ids_of("word " * 400, ends=False)) for _ in range(20)]
         connection = connect(gateway, streams=True)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        wait_until(lambda: len(gateway.engine.submitted) == 1)
-        wait_until(lambda: gateway.engine.running == 0 and gateway.admission.num_inside == 0, limit_s=15)
+        name = 'dots3_request_errors_total{code="client_closed"}'
+        wait_until(lambda: gateway.count(name) == 1)
+        wait_until(lambda: (gateway.engine.running, gateway.admission.num_inside) == (0, 0))
+        assert gateway.count("dots3_open_streams") == 0
+        # What was not sent does not keep the connection open.
+        received = b"".join(iter(lambda: connection.recv(65536), b""))
+        assert not received.endswith(b"\r\n0\r\n\r\n")
         connection.close()
         gateway.engine.script = says("Hello.")
         assert gateway.chat().status_code == 200

@@ -4,13 +4,14 @@ import contextlib
 import http.client
 import json
 import socket
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.support.live_gateway import MODEL, LiveGateway, live_gateway
+from tests.support.live_gateway import MODEL, LiveGateway, live_gateway, wait_until
 
 JSON = {"Content-Type": "application/json"}
 CHAT = "/v1/chat/completions"
@@ -148,6 +149,62 @@ def test_a_body_shorter_than_its_stated_length_is_408_after_a_while() -> None:
             connection.sendall(head.encode() + b"{}")
             status, _, body = answer_on(connection)
     assert (status, json.loads(body)["error"]["code"]) == (408, "request_timeout")
+
+
+def connected(gateway: LiveGateway) -> socket.socket:
+    host, port = gateway.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=10)
+
+
+@pytest.mark.parametrize("start", [b"GET /", b"GET /livez HTTP/1.1\r\nHost: x\r\n", b"\r\n"])
+def test_a_head_that_does_not_come_to_its_end_is_408(start: bytes) -> None:
+    with live_gateway({"write_timeout": 0.3}) as impatient, connected(impatient) as connection:
+        began_s = time.monotonic()
+        connection.sendall(start)
+        with contextlib.suppress(TimeoutError, BrokenPipeError, ConnectionResetError):
+            for _ in range(4):  # more bytes do not move the end
+                time.sleep(0.06)
+                connection.sendall(b"\r\n" if start == b"\r\n" else b"a")
+        status, _, body = answer_on(connection)
+        assert (status, json.loads(body)["error"]["code"]) == (408, "request_timeout")
+        assert 0.25 < time.monotonic() - began_s < 2
+        assert connection.recv(1) == b""
+
+
+def test_a_second_request_on_a_connection_has_its_own_time() -> None:
+    with live_gateway({"write_timeout": 0.3}) as impatient, connected(impatient) as connection:
+        for _ in range(3):
+            time.sleep(0.2)
+            connection.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert answer_on(connection)[0] == 200
+
+
+def test_a_body_that_trickles_is_408() -> None:
+    with live_gateway({"write_timeout": 0.4}) as impatient, connected(impatient) as connection:
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n"
+        connection.sendall(head.encode())
+        began_s = time.monotonic()
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            for _ in range(8):
+                connection.sendall(b"{")
+                time.sleep(0.1)
+        status, _, body = answer_on(connection)
+        assert (status, json.loads(body)["error"]["code"]) == (408, "request_timeout")
+        assert "1000 bytes/s" in json.loads(body)["error"]["message"]
+        assert time.monotonic() - began_s < 2
+
+
+def test_connections_are_bounded_and_those_outside_get_429() -> None:
+    with live_gateway({"max_connections": 2}) as small, connected(small) as one, connected(small) as two:
+        for connection in (one, two):
+            connection.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert answer_on(connection)[0] == 200
+        with connected(small) as third:
+            status, kind, body = answer_on(third)
+            assert (status, kind) == (429, "application/json")
+            assert "≤ 2 connections" in json.loads(body)["error"]["message"]
+        one.close()
+        wait_until(lambda: small.client.get("/livez").status_code == 200)
 
 
 def test_the_request_id_of_a_client_is_given_back_and_another_is_made(gateway: LiveGateway) -> None:

@@ -23,11 +23,6 @@ def shared() -> Iterator[LiveGateway]:
 
 
 @pytest.fixture
-def gateway(shared: LiveGateway) -> LiveGateway:
-    return shared.fresh()
-
-
-@pytest.fixture
 def client(gateway: LiveGateway) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=gateway.url + "/v1", api_key="secret", max_retries=0, timeout=20) as made:
         yield made
@@ -140,7 +135,7 @@ def test_errors_arrive_as_the_clients_own(
     ("code", "kind"),
     [
         ("queue_full", openai.RateLimitError),
-        ("engine_dead", openai.InternalServerError),
+        ("engine_not_ready", openai.InternalServerError),
         ("request_quarantined", openai.InternalServerError),
     ],
 )

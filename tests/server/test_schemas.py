@@ -42,7 +42,8 @@ def called(arguments: Any) -> dict[str, Any]:
         (b"\xef\xbb\xbf{}", None),
         (b'{"a": "\xff"}', None),
         (b"[" * 100_000, None),
-        (b'{"a":' * 100_000, None),
+        (b'{"a":' * 100_000, "a"),
+        (b'{"b": "]}[:", "tools": [{"a":' + b"[" * 199 + b"]" * 199 + b"}]}", "tools"),
         (b'{"temperature": NaN}', "temperature"),
         (b'{"temperature": -Infinity}', "temperature"),
         (b'{"temperature": 1e999}', "temperature"),
@@ -57,6 +58,13 @@ def test_a_body_that_is_no_strict_json_object_is_refused(body: bytes, param: str
         read_object(body)
     assert (caught.value.status, caught.value.param) == (400, param)
     assert len(error_json(caught.value)) < 4000
+
+
+def test_nesting_is_bounded_with_the_limit_and_the_field_named() -> None:
+    with pytest.raises(RequestError) as caught:
+        read_object(b'{"model": "m", "tools": ' + b"[" * 201 + b"]" * 201 + b"}")
+    assert caught.value.message == "`tools`, with the body around it, must be nested ≤ 201 levels deep, got more"
+    assert read_object(b'{"tools": ' + b"[" * 200 + b"]" * 200 + b"}")["tools"]
 
 
 def test_large_exponents_in_text_and_small_numbers_are_no_fault() -> None:
@@ -76,10 +84,23 @@ def test_only_a_number_is_a_number(field: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize("field", INTEGERS)
-@pytest.mark.parametrize("value", [0.01, 1.0, 1e30])
+@pytest.mark.parametrize("value", [0.01, 1e30])
 def test_only_an_integer_is_an_integer(field: str, value: float) -> None:
     with pytest.raises(RequestError, match="integer"):
         chat(**{field: value})
+
+
+@pytest.mark.parametrize("field", ["top_k", "seed", "n", "max_tokens", "max_completion_tokens", "min_tokens"])
+def test_an_integer_may_be_written_with_a_point(field: str) -> None:
+    value = getattr(chat(**{field: 3.0}), field)
+    assert (value, type(value)) == (3, int)
+
+
+@pytest.mark.parametrize("value", [3, True, {"a": 1}])
+def test_stop_of_another_kind_is_told_both_kinds_that_it_may_be(value: Any) -> None:
+    with pytest.raises(RequestError, match="`stop` must be a string or a list of strings, got ") as caught:
+        chat(stop=value)
+    assert caught.value.param == "stop"
 
 
 @pytest.mark.parametrize(
@@ -98,7 +119,8 @@ def test_only_an_integer_is_an_integer(field: str, value: float) -> None:
         ("n", 0, "≥ 1"),
         ("n", 129, "≤ 128"),
         ("max_tokens", 0, "≥ 1"),
-        ("max_tokens", -1, "≥ 0"),
+        ("max_tokens", -1, "≥ 1"),
+        ("max_completion_tokens", -1, "≥ 1"),
         ("max_tokens", 2**63, "≤ 9223372036854775807"),
         ("max_completion_tokens", 0, "≥ 1"),
         ("seed", 2**63, "≤ 9223372036854775807"),

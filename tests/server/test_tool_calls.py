@@ -9,7 +9,7 @@ import pytest
 
 from engine.wire.messages import TokenLogprobs
 from tests.support.fake_engine import Say
-from tests.support.live_gateway import MODEL, LiveGateway, ids_of, live_gateway, says
+from tests.support.live_gateway import MODEL, LiveGateway, ids_of, says
 
 TOOLS: Any = [
     {
@@ -27,17 +27,6 @@ PUT = (
 )
 NOW = '\n<dots_function_call>\n<invoke name="now">\n</invoke>\n</dots_function_call>'
 PUT_ARGUMENTS = '{"text":"a \\"b\\" <c>\\n","n":5}'
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[LiveGateway]:
-    with live_gateway() as running:
-        yield running
-
-
-@pytest.fixture
-def gateway(shared: LiveGateway) -> LiveGateway:
-    return shared.fresh()
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ import uvicorn
 from server.admission import Admission
 from server.app import create_app
 from server.generation import Generation
-from server.http_protocol import JsonErrorsProtocol
+from server.http_protocol import ConnectionLimits, http_protocol
 from server.prompt import Prompts
 from server.settings import load_settings
 from tests.support.fake_engine import READY, FakeEngine, Script, saying
@@ -80,14 +80,14 @@ def live_gateway(flags: dict[str, Any] | None = None, script: Script | None = No
     """`flags`: as the command line would give them."""
     settings = load_settings({"model": str(MODEL_FOLDER)} | (flags or {}), {})
     engine = FakeEngine(script or says("Hello."))
-    admission = Admission(settings.max_queue, num_slots=lambda: 16)
-    app = create_app(settings, engine, prompts(), Generation(engine, prompts().tokenizer), admission)
+    admission = Admission(settings.max_queue, settings.max_queue_tokens, num_slots=lambda: 16)
+    app = create_app(settings, engine, prompts(), Generation(engine, prompts().tokenizer), admission, worker_wait_s=0.3)
     server = uvicorn.Server(
         uvicorn.Config(
             app,
             host="127.0.0.1",
             port=0,
-            http=JsonErrorsProtocol,
+            http=http_protocol(ConnectionLimits(settings.max_connections, settings.write_timeout)),
             log_level="warning",
             access_log=False,
             lifespan="off",
