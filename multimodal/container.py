@@ -21,6 +21,8 @@ from av.stream import Disposition, Stream
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
+from multimodal.file_limits import DEFAULT_LIMITS, FileLimits
+
 # Files that hold their media themselves: no playlist, which would name other files or hosts.
 _FORMATS = (
     "mov", "mp4", "matroska", "webm", "avi", "flv", "mpegts", "mpeg", "asf", "ogg", "gif",
@@ -39,18 +41,31 @@ def opened(data: bytes, kind: str) -> Iterator[InputContainer]:
         raise ValueError(f"the {kind} cannot be decoded: {error.strerror}") from error
 
 
-def film_stream(container: InputContainer) -> VideoStream:
-    """The cover picture of a sound file is no film."""
+def film_stream(container: InputContainer, limits: FileLimits = DEFAULT_LIMITS) -> VideoStream:
+    """The cover picture of a sound file is no film. ValueError where the header tells of more than the limits allow."""
     for stream in container.streams.video:
         if not stream.disposition & Disposition.attached_pic and stream.codec_context is not None:
+            limits.check_frame(stream.codec_context.width, stream.codec_context.height)
+            limits.check_duration(_told_duration_s(container, stream), "film")
             stream.thread_type = "AUTO"
+            # Frames may turn out larger than the header told.
+            stream.codec_context.options = {"max_pixels": str(limits.frame_pixels)}
             return stream
     raise ValueError("the file holds no film that can be decoded")
 
 
-def sound_stream(container: InputContainer) -> AudioStream | None:
+def sound_stream(container: InputContainer, limits: FileLimits = DEFAULT_LIMITS) -> AudioStream | None:
     stream = container.streams.best("audio")
-    return stream if isinstance(stream, AudioStream) and stream.codec_context is not None else None
+    if not isinstance(stream, AudioStream) or stream.codec_context is None:
+        return None
+    limits.check_duration(_told_duration_s(container, stream), "sound")
+    return stream
+
+
+def _told_duration_s(container: InputContainer, stream: VideoStream | AudioStream) -> float:
+    """As the header has it, or FFmpeg makes it from the bit rate; 0 where neither tells."""
+    of_stream = float(stream.duration * stream.time_base) if stream.duration and stream.time_base else 0.0
+    return max(of_stream, (container.duration or 0) / av.time_base)
 
 
 def film_frames(container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:

@@ -1,12 +1,13 @@
-"""A film file made ready for the model: planned, its frames resized, its sound cut.
+"""A film file made ready for the model in three steps: probed, planned, its frames read.
 
-Owns the film's clock, on which frames and sound lie side by side. Knows nothing of how files arrive, of prompts, or of
-how many films are prepared at a time.
+Owns the film's clock, on which frames and sound lie side by side. Probing and reading decode, planning is arithmetic:
+who has several films plans them together in between. Knows nothing of how files arrive or of prompts.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -15,13 +16,21 @@ from numpy.typing import NDArray
 
 from multimodal.audio import SAMPLE_RATE
 from multimodal.container import opened, sound_stream
+from multimodal.file_limits import DEFAULT_LIMITS, FileLimits
 from multimodal.film_file import FilmIndex, FrameMissingError, index_film, read_frames
-from multimodal.image import NO_OVERRIDES, ImageLimits, SizeOverrides, resize
-from multimodal.sound_file import LONGEST_S, read_track
+from multimodal.image import NO_OVERRIDES, ImageLimits, Size, SizeOverrides, resize
+from multimodal.sound_file import read_track
 from multimodal.video import VideoFacts, VideoPlan, VideoRequest, jpeg_round_trip, pcm16_round_trip, plan_video
 
 # Sound that begins this little before the first frame begins with it: containers round, codecs start with filling.
 _TOGETHER_S = 0.05
+
+
+@dataclass(frozen=True)
+class ProbedFilm:
+    facts: VideoFacts
+    index: FilmIndex
+    wave: NDArray[np.float32] | None  # from the film's beginning; None where it is not wanted or cannot be decoded
 
 
 @dataclass(frozen=True)
@@ -37,14 +46,6 @@ class _Sound(NamedTuple):
     wave: NDArray[np.float32] | None = None  # None where it is not wanted or cannot be decoded
 
 
-@dataclass(frozen=True)
-class _Wanted:
-    request: VideoRequest
-    limits: ImageLimits
-    overrides: SizeOverrides
-    detail: str
-
-
 def prepare_film(
     data: bytes,
     request: VideoRequest,
@@ -52,19 +53,28 @@ def prepare_film(
     overrides: SizeOverrides = NO_OVERRIDES,
     detail: str = "auto",
 ) -> PreparedFilm:
-    """ValueError where the file is no film, or nothing of it fits. Why sound is left out stands in the plan."""
-    wanted = _Wanted(request, limits, overrides, detail)
-    sound = _read_sound(data, decode=request.audio_cap > 0)
+    """All steps for one film. ValueError where the file is no film, or nothing of it fits."""
+    film = probe_film(data, decode_sound=request.audio_cap > 0)
+    plan = plan_film(film, request, limits, overrides, detail)
     try:
-        return _prepare(data, index_film(data), sound, wanted)
+        frames = film_pictures(data, film.index, plan.frame_indices, plan.target, plan.resized)
     except FrameMissingError:
-        return _prepare(data, index_film(data, count_frames=True), sound, wanted)
+        film = probe_film(data, decode_sound=request.audio_cap > 0, count_frames=True)
+        plan = plan_film(film, request, limits, overrides, detail)
+        frames = film_pictures(data, film.index, plan.frame_indices, plan.target, plan.resized)
+    return PreparedFilm(plan, frames, film_sounds(film.wave, plan))
 
 
-def _prepare(data: bytes, index: FilmIndex, sound: _Sound, wanted: _Wanted) -> PreparedFilm:
+def probe_film(
+    data: bytes, decode_sound: bool, count_frames: bool = False, limits: FileLimits = DEFAULT_LIMITS
+) -> ProbedFilm:
+    """ValueError where the file is no film. With `count_frames` every frame is decoded, for files whose packets lie."""
+    sound = _read_sound(data, decode_sound, limits)
+    index = index_film(data, count_frames, limits)
     zero_s = _zero_s(index, sound)
     wave = None
     if sound.wave is not None and sound.start_s is not None:
+        limits.check_duration(sound.start_s - zero_s, "film")
         wave = _from_zero(sound.wave, sound.start_s, zero_s)
     facts = VideoFacts(
         height=index.upright.height,
@@ -77,25 +87,42 @@ def _prepare(data: bytes, index: FilmIndex, sound: _Sound, wanted: _Wanted) -> P
         audio_samples=0 if wave is None else wave.size,
         content_sha1=hashlib.sha1(data).hexdigest(),
     )
-    plan = plan_video(facts, wanted.request, wanted.limits, wanted.overrides, wanted.detail)
-    if sound.present and wave is None and plan.audio_drop_reason is None:
-        plan = replace(plan, audio_drop_reason="undecodable")
-    frames = [
-        resize(jpeg_round_trip(resize(rgb, *plan.target)), *plan.resized)
-        for rgb in read_frames(data, index, plan.frame_indices)
-    ]
-    sounds = [] if wave is None else [wave[segment.start : segment.end] for segment in plan.audio_segments]
-    return PreparedFilm(plan, frames, sounds)
+    return ProbedFilm(facts, index, wave)
 
 
-def _read_sound(data: bytes, decode: bool) -> _Sound:
+def plan_film(
+    film: ProbedFilm,
+    request: VideoRequest,
+    limits: ImageLimits,
+    overrides: SizeOverrides = NO_OVERRIDES,
+    detail: str = "auto",
+) -> VideoPlan:
+    """ValueError where nothing of it fits. Why sound is left out stands in the plan."""
+    plan = plan_video(film.facts, request, limits, overrides, detail)
+    if film.facts.has_audio and film.wave is None and plan.audio_drop_reason is None:
+        return replace(plan, audio_drop_reason="undecodable")
+    return plan
+
+
+def film_pictures(
+    data: bytes, index: FilmIndex, numbers: Sequence[int], target: Size, resized: Size
+) -> list[NDArray[np.uint8]]:
+    """Frames by number, as the plan wants them. FrameMissingError where the index is not true."""
+    return [resize(jpeg_round_trip(resize(rgb, *target)), *resized) for rgb in read_frames(data, index, numbers)]
+
+
+def film_sounds(wave: NDArray[np.float32] | None, plan: VideoPlan) -> list[NDArray[np.float32]]:
+    return [] if wave is None else [wave[segment.start : segment.end] for segment in plan.audio_segments]
+
+
+def _read_sound(data: bytes, decode: bool, limits: FileLimits) -> _Sound:
     try:
         with opened(data, "film's sound") as container:
-            stream = sound_stream(container)
+            stream = sound_stream(container, limits)
             if stream is None:
                 return _Sound(present=False)
             if decode:
-                track = read_track(container, stream)
+                track = read_track(container, stream, limits)
                 return _Sound(True, track.start_s, pcm16_round_trip(track.wave))
             if stream.start_time is None or stream.time_base is None:
                 return _Sound(present=True)
@@ -113,7 +140,4 @@ def _zero_s(index: FilmIndex, sound: _Sound) -> float:
 
 
 def _from_zero(wave: NDArray[np.float32], start_s: float, zero_s: float) -> NDArray[np.float32]:
-    late_s = max(0.0, start_s - zero_s)
-    if late_s > LONGEST_S:
-        raise ValueError(f"a film's sound must begin within {LONGEST_S:.0f} seconds, got {late_s:.0f}")
-    return np.pad(wave, (round(late_s * SAMPLE_RATE), 0))
+    return np.pad(wave, (round(max(0.0, start_s - zero_s) * SAMPLE_RATE), 0))

@@ -19,9 +19,11 @@ from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from multimodal.container import film_frames, film_stream, opened, packets
+from multimodal.file_limits import DEFAULT_LIMITS, FileLimits
 from multimodal.image import Size
 
 _UNTOLD_FRAME_S = 1 / 25
+_OBLONGEST_PIXEL = 16  # times as wide as high, or the other way round: beyond it the header is taken to be wrong
 
 
 class PacketTimes(NamedTuple):
@@ -34,7 +36,7 @@ class PacketTimes(NamedTuple):
 class FilmIndex(NamedTuple):
     """Times are on the container's clock."""
 
-    upright: Size
+    upright: Size  # as shown: turned by the display matrix, its pixels made square
     frame_times_s: list[float]
     end_s: float
     packets: PacketTimes | None  # None: frames were counted, and are found by counting
@@ -44,24 +46,36 @@ class FrameMissingError(Exception):
     """A frame that the packets announce does not come out of the decoder."""
 
 
-def index_film(data: bytes, count_frames: bool = False) -> FilmIndex:
+def index_film(data: bytes, count_frames: bool = False, limits: FileLimits = DEFAULT_LIMITS) -> FilmIndex:
     """From the packets alone, without decoding, unless they do not tell or `count_frames` asks for every frame."""
-    upright = _upright_size(data)
+    upright = _shown_size(data, limits)
     with opened(data, "film") as container:
-        stream = film_stream(container)
-        found = None if count_frames else _packet_index(container, stream, upright)
-    return found or _counted_index(data, upright)
+        found = None if count_frames else _packet_index(container, film_stream(container, limits), upright, limits)
+    return found or _counted_index(data, upright, limits)
 
 
-def _upright_size(data: bytes) -> Size:
+def _shown_size(data: bytes, limits: FileLimits) -> Size:
     with opened(data, "film") as container:
-        for frame in film_frames(container, film_stream(container)):
-            height, width, _ = upright_rgb(frame).shape
-            return Size(height, width)
+        stream = film_stream(container, limits)
+        for frame in film_frames(container, stream):
+            wide = _pixel_shape(stream)
+            stored = Size(frame.height, max(1, round(frame.width * wide)))
+            matrix = _display_matrix(frame)
+            return Size(stored.width, stored.height) if matrix is not None and matrix.is_quarter_turn else stored
     raise ValueError("the film holds no frame that can be decoded")
 
 
-def _packet_index(container: InputContainer, stream: VideoStream, upright: Size) -> FilmIndex | None:
+def _pixel_shape(stream: VideoStream) -> Fraction:
+    """Width of a pixel over its height."""
+    told = stream.sample_aspect_ratio
+    if not told or not Fraction(1, _OBLONGEST_PIXEL) <= told <= _OBLONGEST_PIXEL:
+        return Fraction(1)
+    return Fraction(told)
+
+
+def _packet_index(
+    container: InputContainer, stream: VideoStream, upright: Size, limits: FileLimits
+) -> FilmIndex | None:
     unit = _time_unit(stream)
     durations: dict[int, int] = {}
     key_frames = []
@@ -71,6 +85,7 @@ def _packet_index(container: InputContainer, stream: VideoStream, upright: Size)
         if packet.pts is None or packet.pts in durations:
             return None
         durations[packet.pts] = packet.duration or 0
+        limits.check_frame_count(len(durations))
         if packet.is_keyframe:
             key_frames.append(packet.pts)
     if not durations:
@@ -78,10 +93,11 @@ def _packet_index(container: InputContainer, stream: VideoStream, upright: Size)
     times = sorted(durations)
     times_s = [float(time * unit) for time in times]
     end_s = times_s[-1] + (float(durations[times[-1]] * unit) or _usual_frame_s(times_s))
+    limits.check_duration(end_s - times_s[0], "film")
     return FilmIndex(upright, times_s, end_s, PacketTimes(times, sorted(key_frames)))
 
 
-def _counted_index(data: bytes, upright: Size) -> FilmIndex:
+def _counted_index(data: bytes, upright: Size, limits: FileLimits) -> FilmIndex:
     times_s: list[float] = []
     last_duration_s = 0.0
     with opened(data, "film") as container:
@@ -92,6 +108,8 @@ def _counted_index(data: bytes, upright: Size) -> FilmIndex:
             time_s = follows_s if frame.pts is None else float(frame.pts * unit)
             times_s.append(max(time_s, times_s[-1]) if times_s else time_s)
             last_duration_s = float((frame.duration or 0) * unit)
+            limits.check_frame_count(len(times_s))
+            limits.check_duration(times_s[-1] - times_s[0], "film")
     return FilmIndex(upright, times_s, times_s[-1] + (last_duration_s or _usual_frame_s(times_s)), None)
 
 
@@ -150,20 +168,38 @@ def _at_times(
 
 
 def upright_rgb(frame: VideoFrame) -> NDArray[np.uint8]:
-    """[h, w, 3], turned and mirrored as the container's display matrix tells, by quarter turns."""
+    """[h, w, 3], turned and mirrored as the container's display matrix tells, by quarter turns; pixels as stored."""
     rgb = np.asarray(frame.to_ndarray(format="rgb24"), dtype=np.uint8)
-    matrix = frame.side_data.get("DISPLAYMATRIX")
-    return _displayed(rgb, np.frombuffer(bytes(matrix), dtype=np.int32)) if isinstance(matrix, Buffer) else rgb
+    matrix = _display_matrix(frame)
+    return rgb if matrix is None else _displayed(rgb, matrix)
 
 
-def _displayed(rgb: NDArray[np.uint8], matrix: NDArray[np.int32]) -> NDArray[np.uint8]:
-    """The matrix [a b u; c d v; x y w] takes a stored point (x, y) to (a x + c y, b x + d y)."""
-    a, b, c, d = (int(matrix[place]) for place in (0, 1, 3, 4))
-    if abs(b) + abs(c) > abs(a) + abs(d):
+class _Matrix(NamedTuple):
+    """Of [a b u; c d v; x y w], which takes a stored point (x, y) to (a x + c y, b x + d y)."""
+
+    a: int
+    b: int
+    c: int
+    d: int
+
+    @property
+    def is_quarter_turn(self) -> bool:
+        return abs(self.b) + abs(self.c) > abs(self.a) + abs(self.d)
+
+
+def _display_matrix(frame: VideoFrame) -> _Matrix | None:
+    stored = frame.side_data.get("DISPLAYMATRIX")
+    if not isinstance(stored, Buffer):
+        return None
+    values = np.frombuffer(bytes(stored), dtype=np.int32)
+    return _Matrix(*(int(values[place]) for place in (0, 1, 3, 4)))
+
+
+def _displayed(rgb: NDArray[np.uint8], matrix: _Matrix) -> NDArray[np.uint8]:
+    across, down = matrix.a, matrix.d
+    if matrix.is_quarter_turn:
         rgb = rgb.transpose(1, 0, 2)
-        across, down = c, b
-    else:
-        across, down = a, d
+        across, down = matrix.c, matrix.b
     if across < 0:
         rgb = rgb[:, ::-1]
     if down < 0:

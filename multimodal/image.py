@@ -18,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
+from multimodal.file_limits import DEFAULT_LIMITS, FileLimits
+
 MAX_ASPECT_RATIO = 200
 CHANNELS = 3
 
@@ -155,15 +157,23 @@ def num_image_tokens(size: Size, limits: ImageLimits) -> int:
     return (size.height // limits.factor) * (size.width // limits.factor)
 
 
-def upright_rgb(picture: Image.Image | bytes) -> NDArray[np.uint8]:
-    """First frame, EXIF turn applied, clear parts on white, 16-bit values cut to their upper eight bits: [h, w, 3]."""
+def upright_rgb(picture: Image.Image | bytes, limits: FileLimits = DEFAULT_LIMITS) -> NDArray[np.uint8]:
+    """First frame, EXIF turn applied, clear parts on white, 16-bit values cut to their upper eight bits: [h, w, 3].
+
+    Values are taken as sRGB, as in training: a colour profile is not applied.
+    """
     try:
         if isinstance(picture, bytes):
             with Image.open(io.BytesIO(picture), formats=_FORMATS) as opened:
-                return _upright_rgb(opened)
-        return _upright_rgb(picture)
+                return _within(limits, opened)
+        return _within(limits, picture)
     except _DECODER_FAILURES as error:
-        raise ValueError(f"the picture cannot be decoded: {error}") from error
+        raise ValueError(f"the picture cannot be decoded: {str(error) or type(error).__name__}") from error
+
+
+def _within(limits: FileLimits, image: Image.Image) -> NDArray[np.uint8]:
+    limits.check_picture(*image.size)  # known from the header; nothing is decoded yet
+    return _upright_rgb(image)
 
 
 def _upright_rgb(image: Image.Image) -> NDArray[np.uint8]:

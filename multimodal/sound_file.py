@@ -6,6 +6,7 @@ nothing of tokens or of how a film is cut.
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,11 +20,11 @@ from numpy.typing import NDArray
 
 from multimodal.audio import SAMPLE_RATE
 from multimodal.container import opened, sound_frames, sound_stream
-
-LONGEST_S = 6 * 3600.0
+from multimodal.file_limits import DEFAULT_LIMITS, FileLimits
 
 # Times in containers are rounded, to a millisecond or worse: only a larger step is a gap or a jump back.
 _JITTER_S = 0.1
+_OPEN_LENGTH = 0xFFFFFFFF  # written by programs that write to a pipe
 
 
 class SoundTrack(NamedTuple):
@@ -49,16 +50,33 @@ class _Run:
         self.num_samples += mono.size
 
 
-def read_sound(data: bytes) -> NDArray[np.float32]:
+def read_sound(data: bytes, limits: FileLimits = DEFAULT_LIMITS) -> NDArray[np.float32]:
     """A sound file, or the sound of a film, from its first sample on."""
+    limits.check_duration(_told_by_wav_s(data), "sound")
     with opened(data, "sound") as container:
-        stream = sound_stream(container)
+        stream = sound_stream(container, limits)
         if stream is None:
             raise ValueError("the file holds no sound that can be decoded")
-        return read_track(container, stream).wave
+        return read_track(container, stream, limits).wave
 
 
-def read_track(container: InputContainer, stream: AudioStream) -> SoundTrack:
+def _told_by_wav_s(data: bytes) -> float:
+    """What a WAV header tells, which FFmpeg corrects by the size of the file; 0 where it leaves the length open."""
+    if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
+        return 0.0
+    at, bytes_per_s = 12, 0
+    while at + 8 <= len(data):
+        name, size = struct.unpack_from("<4sI", data, at)
+        if name == b"fmt " and at + 20 <= len(data):
+            bytes_per_s = struct.unpack_from("<I", data, at + 16)[0]
+        if name == b"data":
+            is_open = size == _OPEN_LENGTH or not bytes_per_s
+            return 0.0 if is_open else float(size / bytes_per_s)
+        at += 8 + size + size % 2
+    return 0.0
+
+
+def read_track(container: InputContainer, stream: AudioStream, limits: FileLimits = DEFAULT_LIMITS) -> SoundTrack:
     """Gaps are silence. ValueError where nothing can be decoded."""
     runs: list[_Run] = []
     mixer = _Mixer()
@@ -73,15 +91,15 @@ def read_track(container: InputContainer, stream: AudioStream) -> SoundTrack:
             last = _Run(start_s, frame.sample_rate, [])
             runs.append(last)
         last.append(mixer.mono(frame))
+        limits.check_duration(last.end_s - runs[0].start_s, "sound")
     if not runs:
         raise ValueError("the sound holds no sample that can be decoded")
-    return _joined(runs)
+    return _joined(runs, limits)
 
 
-def _joined(runs: list[_Run]) -> SoundTrack:
+def _joined(runs: list[_Run], limits: FileLimits) -> SoundTrack:
     start_s, end_s = min(run.start_s for run in runs), max(run.end_s for run in runs)
-    if end_s - start_s > LONGEST_S:
-        raise ValueError(f"a sound may last {LONGEST_S:.0f} seconds at most, got {end_s - start_s:.0f}")
+    limits.check_duration(end_s - start_s, "sound")
     resampled = [(round((run.start_s - start_s) * SAMPLE_RATE), _resample(run)) for run in runs]
     wave = np.zeros(max(at + samples.size for at, samples in resampled), dtype=np.float32)
     for at, samples in resampled:

@@ -26,8 +26,9 @@ def film(
     sound: NDArray[np.int16] | None = None,
     sound_at_ms: int = 0,
     options: dict[str, str] | None = None,
+    pixel: Fraction | None = None,
 ) -> bytes:
-    """64 x 48 pixels, a frame at each time; 16 kHz mono sound as PCM or, where the container has none, AAC."""
+    """64 x 48 pixels of that shape, a frame at each time; 16 kHz mono sound, PCM or where that cannot be AAC."""
     buffer = io.BytesIO()
     with av.open(buffer, "w", format=container, options=options or {}) as output:
         stream = output.add_stream(codec, rate=25)
@@ -35,6 +36,8 @@ def film(
         stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
         stream.codec_context.time_base = Fraction(1, 1000)
         stream.codec_context.gop_size = gop
+        if pixel is not None:
+            stream.codec_context.sample_aspect_ratio = pixel
         track = None
         if sound is not None:
             track = output.add_stream("pcm_s16le" if container in ("mov", "matroska") else "aac", rate=16000)

@@ -2,6 +2,8 @@
 
 import io
 import struct
+import time
+from fractions import Fraction
 from typing import Any
 
 import av
@@ -9,9 +11,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from multimodal.film import PreparedFilm, prepare_film
+from multimodal.file_limits import FileLimits
+from multimodal.film import PreparedFilm, prepare_film, probe_film
 from multimodal.film_file import FrameMissingError, index_film, read_frames
-from multimodal.video import VideoRequest
+from multimodal.video import VideoFacts, VideoRequest, plan_video
 from tests.multimodal import encoded, goldens
 from tests.support.media_fixture_adapter import LIMITS, prepare
 
@@ -226,3 +229,54 @@ def test_sound_that_cannot_be_decoded_is_reported() -> None:
 def test_what_is_no_film_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"the film cannot be decoded|holds no film"):
         prepared(data)
+
+
+@pytest.mark.parametrize(
+    ("pixel", "shown"),
+    [((2, 1), (48, 128)), ((1, 2), (48, 32)), ((8, 9), (48, 57)), ((1, 1), (48, 64)), ((99, 1), (48, 64))],
+)
+def test_a_film_of_oblong_pixels_is_planned_as_it_is_shown(pixel: tuple[int, int], shown: tuple[int, int]) -> None:
+    data = encoded.film(EIGHT_SECONDS[:10], pixel=Fraction(*pixel))
+    assert index_film(data).upright == shown
+    film = prepared(data)
+    assert film.frames[0].shape[:2] == film.plan.resized == plan_video(film_facts(*shown), REQUEST, LIMITS).resized
+
+
+def film_facts(height: int, width: int) -> VideoFacts:
+    return VideoFacts.constant_rate(height, width, 25.0, 10)
+
+
+@pytest.mark.parametrize(
+    ("limits", "word"),
+    [
+        (FileLimits(frame_pixels=64 * 48 - 1), "frames may have 3071 pixels at most, got 64 x 48"),
+        (FileLimits(film_frames=199), "199 frames at most, got 200"),
+        (FileLimits(duration_s=7.5), "last 7.5 seconds at most, got 8"),
+    ],
+)
+@pytest.mark.parametrize("count_frames", [False, True])
+def test_a_film_beyond_the_limits_is_refused(limits: FileLimits, word: str, count_frames: bool) -> None:
+    data = encoded.film(EIGHT_SECONDS)
+    with pytest.raises(ValueError, match=word):
+        probe_film(data, decode_sound=True, count_frames=count_frames, limits=limits)
+
+
+def test_a_film_that_declares_huge_frames_is_refused_before_any_is_decoded() -> None:
+    data = bytearray(encoded.film(EIGHT_SECONDS[:2], "avi", "rawvideo"))
+    bitmap = data.index(b"strf") + 8
+    assert struct.unpack("<II", data[bitmap + 4 : bitmap + 12]) == (64, 48)
+    data[bitmap + 4 : bitmap + 12] = struct.pack("<II", 8192, 8192)
+    began_s = time.monotonic()
+    with pytest.raises(ValueError, match="40000000 pixels at most, got 8192 x 8192"):
+        prepared(bytes(data))
+    assert time.monotonic() - began_s < 1.0
+
+
+def test_a_film_whose_header_miscounts_its_frames_is_spread_over_those_it_has() -> None:
+    data = bytearray(encoded.film(EIGHT_SECONDS, "avi", "mpeg4"))
+    for header, place in ((b"avih", 8 + 16), (b"strh", 8 + 32)):
+        at = data.index(header) + place
+        assert struct.unpack("<I", data[at : at + 4]) == (8000,)  # one a millisecond; there are 200
+        data[at : at + 4] = struct.pack("<I", 800_000)
+    film = prepared(bytes(data))
+    assert film.plan.frame_indices[-1] == 199

@@ -1,13 +1,16 @@
 """Pictures: sizes, colours and patches against the goldens, and the kinds of file that go wrong elsewhere."""
 
 import io
+import struct
+import zlib
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageCms
 
+from multimodal.file_limits import FileLimits
 from multimodal.image import ImageLimits, SizeOverrides, normalise, order_patches, plan_size, resize, upright_rgb
 from tests.multimodal import goldens
 from tests.support.media_fixture_adapter import LIMITS, MEAN, STD, plan_image
@@ -176,3 +179,38 @@ def test_a_preprocessor_file_that_cannot_be_followed_is_refused(damage: dict[str
 def test_a_negative_override_is_refused() -> None:
     with pytest.raises(ValueError, match="target_width must be at least 0, got -1"):
         SizeOverrides(target_width=-1)
+
+
+def png(width: int, height: int, bits: int, colour: int, rows: bytes) -> bytes:
+    chunks = [
+        (b"IHDR", struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, 0)),
+        (b"IDAT", zlib.compress(rows)),
+        (b"IEND", b""),
+    ]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks
+    )
+
+
+@pytest.mark.parametrize("side", [65535, 2**31 - 1])
+def test_a_small_file_of_a_huge_picture_is_refused_by_its_header(side: int) -> None:
+    with pytest.raises(ValueError, match=rf"{side**2}|{side} x {side}|Dimension"):
+        upright_rgb(png(side, side, 8, 6, bytes(3000)))
+
+
+def test_a_picture_beyond_the_limit_is_refused_with_both_numbers() -> None:
+    with pytest.raises(ValueError, match="899 pixels at most, got 30 x 30"):
+        upright_rgb(encoded(Image.new("RGB", (30, 30))), FileLimits(picture_pixels=899))
+
+
+def test_a_colour_profile_changes_no_value() -> None:
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("LAB")).tobytes()
+    image = Image.new("RGB", (30, 30), (200, 30, 30))
+    assert upright_rgb(encoded(image, icc_profile=profile))[0, 0].tolist() == [200, 30, 30]
+
+
+def test_16_bits_of_colour_stay_a_gradient() -> None:
+    levels = np.arange(64) * 1000
+    row = b"\0" + np.stack([levels, levels[::-1], levels], axis=1).astype(">u2").tobytes()
+    rgb = upright_rgb(png(64, 30, 16, 2, row * 30))
+    assert np.array_equal(rgb[0, :, 0], levels >> 8)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from multimodal.file_limits import FileLimits
 from multimodal.sound_file import read_sound
 from tests.multimodal import encoded, goldens
 from tests.support.media_fixture_adapter import prepare
@@ -115,3 +116,24 @@ def test_a_cover_picture_does_not_hide_the_sound() -> None:
 def test_what_holds_no_sound_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"cannot be decoded|holds no s"):
         read_sound(data)
+
+
+def test_a_header_of_four_gigabytes_is_refused() -> None:
+    data = bytearray(encoded.wav(np.ones((1600, 1), dtype=np.int16)))
+    at = data.index(b"data") + 4
+    data[at : at + 4] = (0xFFFFFFF0).to_bytes(4, "little")
+    with pytest.raises(ValueError, match="a sound may last 14400 seconds at most, got 134218"):
+        read_sound(bytes(data))
+
+
+@pytest.mark.parametrize("told", [10_000_000, 0xFFFFFFFF], ids=["too much", "left open"])
+def test_a_header_that_tells_a_wrong_length_costs_nothing(told: int) -> None:
+    data = bytearray(encoded.wav(np.ones((1600, 1), dtype=np.int16)))
+    at = data.index(b"data") + 4
+    data[at : at + 4] = told.to_bytes(4, "little")
+    assert read_sound(bytes(data)).size == 1600
+
+
+def test_a_sound_is_refused_as_soon_as_it_turns_out_too_long() -> None:
+    with pytest.raises(ValueError, match=r"last 0\.05 seconds at most"):
+        read_sound(encoded.wav(np.ones((1600, 1), dtype=np.int16)), FileLimits(duration_s=0.05))

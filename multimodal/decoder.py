@@ -1,0 +1,103 @@
+"""A decoding process: `python -m multimodal.decoder DESCRIPTOR BYTES`, with a socket that jobs come from.
+
+It is given files that strangers made, so it has little: a limit on its memory, no core file, a low priority, and it
+ends with its gateway. Whoever gave a job watches the time. Knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from multimodal.decode_jobs import (
+    DecodePicture,
+    DecodeSound,
+    Film,
+    Frames,
+    FramesMissing,
+    Job,
+    Picture,
+    ProbeFilm,
+    Refused,
+    Reply,
+    Sound,
+    beside,
+    job_decoder,
+    receive,
+    send,
+)
+from multimodal.film import film_pictures, probe_film
+from multimodal.film_file import FrameMissingError
+from multimodal.image import plan_size, resize, upright_rgb
+from multimodal.sound_file import read_sound
+
+_NICE = 10  # whoever waits for a token comes first
+_DESCRIPTORS = 64
+
+
+class _Done(NamedTuple):
+    reply: Reply
+    arrays: Sequence[memoryview] = ()
+
+
+def main() -> None:
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    _limit(memory_bytes=int(sys.argv[2]))
+    # Pillow warns of large pictures; which ones are refused is decided here.
+    warnings.simplefilter("ignore")
+    while True:
+        try:
+            message, data = receive(channel)
+        except EOFError:
+            return
+        reply, arrays = _done(job_decoder.decode(message), data)
+        descriptor = beside(arrays)
+        send(channel, reply, descriptor)
+        os.close(descriptor)
+
+
+def _limit(memory_bytes: int) -> None:
+    os.nice(_NICE)
+    for what, most in (
+        (resource.RLIMIT_AS, memory_bytes),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_NOFILE, _DESCRIPTORS),
+    ):
+        resource.setrlimit(what, (most, most))
+
+
+def _done(job: Job, data: bytes) -> _Done:
+    """Any other error ends the process: what a file has done to it is unknown, and the next one gets a new process."""
+    try:
+        return _work(job, data)
+    except FrameMissingError:
+        return _Done(FramesMissing())
+    except ValueError as error:
+        return _Done(Refused(str(error)))
+
+
+def _work(job: Job, data: bytes) -> _Done:
+    match job:
+        case DecodePicture():
+            rgb = upright_rgb(data, job.file_limits)
+            size = plan_size(rgb.shape[0], rgb.shape[1], job.limits, job.overrides, job.detail)
+            return _Done(Picture(size), [np.ascontiguousarray(resize(rgb, *size)).data])
+        case DecodeSound():
+            return _Done(Sound(), [read_sound(data, job.file_limits).data])
+        case ProbeFilm():
+            film = probe_film(data, job.decode_sound, job.count_frames, job.file_limits)
+            return _Done(Film(film.facts, film.index), () if film.wave is None else (film.wave.data,))
+        case _:
+            frames = film_pictures(data, job.index, job.numbers, job.target, job.resized)
+            return _Done(Frames(), [np.ascontiguousarray(frame).data for frame in frames])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""A bounded pool of decoding processes: a job goes in, decoded arrays come out, and the event loop never waits.
+
+Owns the processes: started when they are first needed, killed when a job takes too long or its request is gone, and
+replaced. Their answers are typed messages and plain bytes, so that a decoder that a file has taken over gains nothing.
+Knows nothing of requests or of where files come from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+
+from multimodal.decode_jobs import Buffer, Job, Refused, Reply, beside, receive, reply_decoder, send
+
+_MODULE = "multimodal.decoder"
+# What a decoder may have is counted in address space, of which threads and arenas that it has no use for take much.
+_ENVIRON = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
+
+
+class DecodeError(ValueError):
+    """The file cannot be decoded within the limits; the message is for whoever sent it."""
+
+
+class Decoded(NamedTuple):
+    reply: Reply
+    data: bytes  # of its arrays
+
+
+@dataclass(frozen=True)
+class PoolLimits:
+    num_processes: int
+    memory_bytes: int = 4 * 2**30  # of address space, a third of a gigabyte of which is code
+    timeout_s: float = 120.0  # for one job
+
+
+def default_pool_limits() -> PoolLimits:
+    return PoolLimits(num_processes=min(len(os.sched_getaffinity(0)), 16))
+
+
+class DecodePool:
+    """Used from one event loop. Close it."""
+
+    def __init__(self, limits: PoolLimits) -> None:
+        self._limits = limits
+        self._slots = asyncio.Semaphore(limits.num_processes)
+        self._threads = ThreadPoolExecutor(limits.num_processes, thread_name_prefix="decode")
+        self._idle: list[_Decoder] = []
+        self._busy: set[_Decoder] = set()
+
+    @property
+    def num_processes(self) -> int:
+        return self._limits.num_processes
+
+    def warm(self) -> None:
+        """Start all processes now rather than with the first files."""
+        while len(self._idle) + len(self._busy) < self._limits.num_processes:
+            decoder = _Decoder(self._limits)
+            decoder.start()
+            self._idle.append(decoder)
+
+    async def run(self, job: Job, data: Buffer) -> Decoded:
+        """DecodeError where the file is to blame."""
+        async with self._slots:
+            decoder = self._free_decoder()
+            self._busy.add(decoder)
+            try:
+                decoded = await asyncio.wrap_future(self._threads.submit(decoder.run, job, data))
+            except BaseException:  # also when the request is gone: what it asked for must not go on
+                decoder.kill()
+                self._threads.submit(decoder.bury)
+                raise
+            finally:
+                self._busy.discard(decoder)
+            self._idle.append(decoder)
+        if isinstance(decoded.reply, Refused):
+            raise DecodeError(decoded.reply.message)
+        return decoded
+
+    def _free_decoder(self) -> _Decoder:
+        while self._idle:
+            decoder = self._idle.pop()
+            if decoder.is_alive:
+                return decoder
+            self._threads.submit(decoder.bury)
+        return _Decoder(self._limits)
+
+    def close(self) -> None:
+        """Idempotent."""
+        for decoder in (*self._idle, *self._busy):
+            decoder.kill()
+            decoder.bury()
+        self._idle.clear()
+        self._threads.shutdown()
+
+
+class _Decoder:
+    """One process, started with its first job. `run` and `bury` block; `kill` may come from another thread."""
+
+    def __init__(self, limits: PoolLimits) -> None:
+        self._limits = limits
+        self._channel, self._theirs = socket.socketpair()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_killed = False
+        self._in_use = threading.Lock()
+
+    @property
+    def is_alive(self) -> bool:
+        """Started, and not ended since."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        with self._theirs as theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", _MODULE, str(theirs.fileno()), str(self._limits.memory_bytes)],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                # The gateway's own environment may hold secrets.
+                env=_ENVIRON | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            )
+
+    def run(self, job: Job, data: Buffer) -> Decoded:
+        with self._in_use:
+            if self._process is None:
+                self.start()
+            if self._is_killed:
+                self.kill()
+            descriptor = beside([data])
+            try:
+                self._channel.settimeout(self._limits.timeout_s)
+                send(self._channel, job, descriptor)
+                message, arrays = receive(self._channel)
+                return Decoded(reply_decoder.decode(message), arrays)
+            except TimeoutError as error:
+                raise DecodeError(f"decoding may take {self._limits.timeout_s:g} s, and took longer") from error
+            except (EOFError, OSError, msgspec.DecodeError) as error:
+                raise DecodeError("its decoder broke down over it, or ran out of memory") from error
+            finally:
+                os.close(descriptor)
+
+    def kill(self) -> None:
+        """Whatever `run` waits for ends with an error. Idempotent, and never waits."""
+        self._is_killed = True
+        if self._process is not None:
+            self._process.kill()
+
+    def bury(self) -> None:
+        with self._in_use:
+            self._channel.close()
+            self._theirs.close()
+            if self._process is not None:
+                self._process.wait()
