@@ -89,7 +89,7 @@ def test_what_cannot_be_decoded_is_refused_and_costs_no_process() -> None:
     async def work(pool: DecodePool) -> None:
         for data in (b"", b"#EXTM3U\nfile:///etc/hostname\n", b"%PDF-1.7", TONE[:2000]):
             said = await refusal(pool.run(ProbeFilm(FILES, decode_sound=True), data))
-    assert "decoded" in said
+            assert "decoded" in said
             [decoder] = pool._idle
             assert decoder.is_alive
         await ends_with_its_channel(decoder)
