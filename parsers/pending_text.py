@@ -15,6 +15,11 @@ class PendingText:
         self.wake: re.Pattern[str] | None = None  # only new text with this in it can tell more; None: any
         self._more: list[str] = []  # pieces that could not
 
+    @property
+    def empty(self) -> bool:
+        """All that has come is done with."""
+        return self.at == len(self.text) and not self._more
+
     def add(self, piece: str) -> bool:
         """Whether it is worth a look."""
         if self.wake is not None and not self.wake.search(piece):

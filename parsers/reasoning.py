@@ -39,6 +39,11 @@ class ReasoningParser:
         """Thinking has ended, and nothing of the answer has come yet."""
         return self._state == "behind"
 
+    @property
+    def over(self) -> bool:
+        """All that is fed next is answer, as it is."""
+        return self._state == "answer"
+
     def feed(self, text: str) -> list[Event]:
         if not text:
             return []

@@ -12,12 +12,17 @@ from parsers.tools_xml import ToolCallParser
 Tools = Sequence[Mapping[str, Any]]
 
 REASONING: dict[str, Callable[[Begin], ThinkingParser | None]] = {"dots": ReasoningParser, "none": lambda _: None}
-TOOL_CALLS: dict[str, Callable[[Tools], CallParser | None]] = {"dots": ToolCallParser, "none": lambda _: None}
+TOOL_CALLS: dict[str, Callable[[Tools, bool], CallParser | None]] = {"dots": ToolCallParser, "none": lambda *_: None}
 
 
-def response_parser(reasoning: str, tool_calls: str, begin: Begin, tools: Tools = ()) -> ResponseParser:
-    """`tools` as in OpenAI's chat API; without any, nothing is a call. Raises ValueError for an unknown parser."""
+def response_parser(
+    reasoning: str, tool_calls: str, begin: Begin, tools: Tools = (), enforced: bool = False
+) -> ResponseParser:
+    """`tools` as in OpenAI's chat API; without any, nothing is a call. Raises ValueError for an unknown parser.
+
+    `enforced`: a grammar sees to it that every call has its form.
+    """
     for kind, name, known in (("reasoning", reasoning, REASONING), ("tool-call", tool_calls, TOOL_CALLS)):
         if name not in known:
             raise ValueError(f"{kind} parser must be one of {', '.join(known)}, got {name!r}")
-    return ResponseParser(REASONING[reasoning](begin), TOOL_CALLS[tool_calls](tools) if tools else None)
+    return ResponseParser(REASONING[reasoning](begin), TOOL_CALLS[tool_calls](tools, enforced) if tools else None)

@@ -12,6 +12,8 @@ from parsers.base import Parser
 from parsers.control_tags import without_marks
 from parsers.events import Event, ReasoningDelta, TextDelta
 
+_TEXTS = (TextDelta, ReasoningDelta)
+
 
 class ThinkingParser(Parser, Protocol):
     @property
@@ -19,6 +21,9 @@ class ThinkingParser(Parser, Protocol):
 
     @property
     def between(self) -> bool: ...
+
+    @property
+    def over(self) -> bool: ...
 
 
 class CallParser(Protocol):
@@ -56,6 +61,8 @@ class ResponseParser:
     def feed(self, text: str) -> list[Event]:
         if not text:
             return []
+        if self._tools is not None and (self._reasoning is None or self._reasoning.over):
+            return _clean(self._tools.feed(text))
         return self._finished([TextDelta(text)] if self._reasoning is None else self._reasoning.feed(text))
 
     @property
@@ -91,7 +98,7 @@ class ResponseParser:
 def _clean(events: list[Event]) -> list[Event]:
     cleaned: list[Event] = []
     for event in events:
-        if isinstance(event, TextDelta | ReasoningDelta) and (text := without_marks(event.text)) != event.text:
+        if isinstance(event, _TEXTS) and (text := without_marks(event.text)) != event.text:
             if text:
                 cleaned.append(type(event)(text))
         else:

@@ -36,6 +36,7 @@ _LONGEST = max(map(len, (*_CLOSERS, PARAMETER)))
 _CLOSER = re.compile(f"{CLOSE_INVOKE}|{_MARK}?{CLOSE_CALL}")
 _MOST_CLOSERS = 16  # in a run up to the end of the text
 _LONGEST_LINE = 4096  # of a line that may be an opening tag and nothing else
+_MATTERS = re.compile(f"[<\n{_MARK}]")  # without it, text amid a line is part of the value
 _EXAMPLE_LINE = re.compile(f"(?m)^[ \\t]*(?:{_MARK}?{OPEN_CALL}|{INVOKE}[^\\n]*>)[ \\t\\r]*$")
 
 
@@ -59,6 +60,14 @@ class ValueReader:
         self._newline = False  # not said yet: it may belong to a closing tag
         self._line: str | None = ""  # the open line, as long as it may become nothing but an opening tag
         self._examples: list[str] = []  # those that are open: "invoke" or "block"
+
+    def say_plain(self, text: str) -> bool:
+        """Says text that can be nothing but more of the open line, and whether it was such: most pieces are."""
+        amid_line = self._begun and self._line is None and not self._newline
+        if not amid_line or _MATTERS.search(text):
+            return False
+        self._say(text)
+        return True
 
     def read(self, text: str, at: int, end: End | None) -> Reading:
         """With an `end`, all is read; if the value is not closed then, it ends with the text."""

@@ -36,6 +36,7 @@ from parsers.tools_json import JsonCall, ObjectScanner, read_call
 from parsers.value_types import ParameterTypes, types_by_tool
 
 _MARK = OPEN_BLOCK[0]
+_BLOCK_OPENING = re.compile(OPEN_BLOCK)
 _OPENING = re.compile(f"{OPEN_BLOCK}|{INVOKE}(?=[\\s=])")
 _OPENINGS = (OPEN_BLOCK, INVOKE)
 _LONGEST = max(map(len, _OPENINGS))
@@ -44,9 +45,10 @@ _UNKNOWN = ParameterTypes(None)
 
 
 class ToolCallParser:
-    """`tools` as in OpenAI's chat API."""
+    """`tools` as in OpenAI's chat API. `enforced`: the model can write no call that lacks its block's opening tag."""
 
-    def __init__(self, tools: Iterable[Mapping[str, Any]]) -> None:
+    def __init__(self, tools: Iterable[Mapping[str, Any]], enforced: bool = False) -> None:
+        self._opening = _BLOCK_OPENING if enforced else _OPENING
         self._out = ToolEvents()
         self._count = self._out.count
         self._tools = types_by_tool(tools)
@@ -77,6 +79,8 @@ class ToolCallParser:
         return self._state in (self._in_call, self._read_value) and not self._out.holds_content
 
     def feed(self, text: str) -> list[Event]:
+        if self._value is not None and self._in.empty and self._value.say_plain(text):
+            return self._out.take()
         if not self._in.add(text):
             return []
         self._run(None)
@@ -96,7 +100,7 @@ class ToolCallParser:
 
     def _content(self, end: End | None) -> bool:
         text, at = self._in.text, self._in.at
-        match = _OPENING.search(text, at)
+        match = self._opening.search(text, at)
         if match is None:
             free = len(text) if end else _free(text, at)
             self._out.say(text[at:free])
@@ -265,6 +269,7 @@ class ToolCallParser:
             self._end_call()
         else:
             self._out.cut_call()
+        self._value = None
         self._stray = False
         self._state = self._content
 
@@ -292,6 +297,7 @@ class ToolCallParser:
         self._in.at = reading.at
         if reading.closed:
             self._call.close_value()
+            self._value = None
             self._in_value = True
             self._state = self._in_call
             if reading.by_run:
