@@ -12,7 +12,7 @@ from typing import Literal
 
 from engine.wire.messages import FinishReason, TokenLogprobs, Tokens
 from parsers.control_tags import marked
-from parsers.events import Event, ReasoningDelta, TextDelta, ToolArgs
+from parsers.events import Event, ReasoningDelta, TextDelta, ToolArgs, ToolEnd
 from parsers.response import ResponseParser
 from server.deltas import ChoiceDelta, Part, TokenLogprob
 from server.detokenizer import Detokenizer
@@ -45,7 +45,7 @@ class Choice:
     ) -> None:
         """`tags`: control tokens that the parser looks for."""
         self.finish_reason: FinishReason | None = None
-        self.stopped_after: int | None = None  # tokens, where a stop string was found
+        self.stopped_after: int | None = None  # tokens, where a stop string was found, or calls enough had come
         self.reasoning_tokens = 0
         self._request = request
         self._index = index
@@ -85,6 +85,7 @@ class Choice:
             entry = None if message.logprobs is None else message.logprobs[place]
             self._push_token(token, entry, silent=ends_turn and not self._request.include_stop)
             if self.finish_reason is not None:
+                self.stopped_after = self._num_tokens
                 return
         if message.finish_reason is not None:
             self.finish(message.finish_reason)
@@ -95,8 +96,10 @@ class Choice:
         self._open.text += half
         _match_bytes(self._open)
         self._held.append(self._open)
-        while self._held:
+        while self._held and self.finish_reason is None:
             self._release(self._held.popleft())
+        if self.finish_reason is not None:
+            return
         if half and not self._open.logprobs and self._logprobs:
             # The beginning of a character that never came whole was in a token whose other text was let go before.
             last = self._logprobs[-1]
@@ -151,6 +154,8 @@ class Choice:
         while self._held and self._held_chars - len(self._held[0].text) >= self._stops.held:
             self._held_chars -= len(self._held[0].text)
             self._release(self._held.popleft())
+            if self.finish_reason is not None:
+                return
 
     def _cut(self, chars: int) -> None:
         """A stop string was found: of the text held, only so many characters are let go."""
@@ -161,8 +166,9 @@ class Choice:
                 _shorten(piece, chars)
             chars -= len(piece.text)
             self._release(piece)
+            if self.finish_reason is not None:
+                return
         self._held.clear()
-        self.stopped_after = self._num_tokens
         self._end("stop", cut=True)
 
     def _release(self, piece: _Piece) -> None:
@@ -171,6 +177,9 @@ class Choice:
         if piece.tag is not None and text.endswith(piece.tag):
             text = text.removesuffix(piece.tag) + marked(piece.tag)
         events = self._parser.feed(text)
+        if (end := self._last_event(events)) is not None:
+            self._end_behind_calls(events[: end + 1], piece)
+            return
         self._events += events
         if thinking or self._parser.thinking:
             self.reasoning_tokens += piece.num_tokens
@@ -194,9 +203,25 @@ class Choice:
             self._logprobs += self._unsettled
             self._unsettled, self._unsettled_text = [], []
 
+    def _last_event(self, events: Sequence[Event]) -> int | None:
+        """Place of the one that ends the last call that the answer may have."""
+        if self._request.max_calls is None:
+            return None
+        last = ToolEnd(self._request.max_calls - 1)
+        return events.index(last) if last in events else None
+
+    def _end_behind_calls(self, events: Sequence[Event], piece: _Piece) -> None:
+        """Whatever came behind the last call is dropped."""
+        self._events += events
+        self._settle(piece.logprobs, events, over=True)
+        self.finish_reason = "stop"
+        self._news = True
+
     def _end(self, reason: FinishReason, cut: bool) -> None:
         """`cut`: the model did not end its turn; a tool call that is open then stays so."""
         events = self._parser.finish(cut)
+        if (end := self._last_event(events)) is not None:
+            events = events[: end + 1]
         self._events += events
         if self._unsettled:
             self._settle([], events, over=True)

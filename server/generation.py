@@ -52,7 +52,7 @@ class Generation:
                         if running and choice.stopped_after is not None:
                             submission.stop(event.index, choice.stopped_after)
                     elif isinstance(event, Failed):
-                        raise _failure(event)
+                        raise _failure(request, event)
                     else:
                         done = self._done(request, event, choices)
                 for choice in choices:
@@ -66,7 +66,13 @@ class Generation:
 
     def _choice(self, request: ValidRequest, index: int) -> Choice:
         if request.kind == "chat":
-            parser = response_parser(self._reasoning_parser, self._tool_call_parser, request.begin, request.tools)
+            parser = response_parser(
+                self._reasoning_parser,
+                self._tool_call_parser,
+                request.begin,
+                request.tools,
+                enforced=request.grammar is not None,
+            )
         else:
             parser = response_parser("none", "none", "answer")
         detokenizer = Detokenizer(self._table, self._skipped if request.skip_special_tokens else ())
@@ -88,10 +94,13 @@ class Generation:
         return Done(usage, event.queue_s, event.aborted, repairs)
 
 
-def _failure(event: Failed) -> RequestError:
+def _failure(request: ValidRequest, event: Failed) -> RequestError:
     if event.code == "engine_dead":
         return WorkerDiedError(event.message)
-    return RequestError(event.code, event.message)
+    error = RequestError(event.code, event.message)
+    if error.status == 400 and request.grammar is not None:
+        error.param = request.grammar_field
+    return error
 
 
 def _submit(request: ValidRequest) -> Submit:
@@ -107,6 +116,7 @@ def _submit(request: ValidRequest) -> Submit:
         priority=request.priority,
         cache_salt=request.cache_salt,
         keep_offsets=request.keep_offsets,
+        grammar=request.grammar,
     )
 
 

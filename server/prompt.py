@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import jinja2
+import msgspec
 
+from engine.wire.grammar import Grammar
 from engine.wire.messages import Sampling
-from parsers.control_tags import CLOSE_THINKING, OPEN_THINKING
+from parsers.control_tags import CLOSE_THINKING, OPEN_CALL, OPEN_THINKING
 from parsers.reasoning import Begin
+from server.answer_grammar import begins, held_to
 from server.chat_template import ChatTemplate, Segment
 from server.errors import RequestError
 from server.generation_defaults import GenerationDefaults
@@ -41,6 +44,9 @@ class ValidRequest:
     begin: Begin = "turn"  # where the prompt leaves the model; without meaning for completions
     n: int = 1
     tools: tuple[dict[str, Any], ...] = ()  # that may be called, as in OpenAI's API
+    max_calls: int | None = None  # the answer ends behind so many calls
+    grammar: Grammar | None = None
+    grammar_field: str | None = None  # of the request, that asked for it
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     skip_special_tokens: bool = True
@@ -72,8 +78,17 @@ class Prompts:
         segments = self._rendered(request)
         ids = self._cut(request, self.tokenizer.encode_segments(segments), max_model_len)
         limit = _token_limit(request, request.token_limit, len(ids), max_model_len, "messages")
-        return self._valid(
-            request, request_id, "chat", ids, limit, vocab_size, _begin(segments), tools=tuple(request.tools)
+        tail = _last_turn(segments)
+        valid = self._valid(request, request_id, "chat", ids, limit, vocab_size, _begin(tail))
+        held = held_to(request)
+        grammar = None if held is None else held.grammar(begins(valid.begin, Segment(CLOSE_THINKING, True) not in tail))
+        return replace(
+            valid,
+            sampling=self._without_calls(valid.sampling) if request.tool_choice.mode == "none" else valid.sampling,
+            tools=tuple(request.callable_tools),
+            max_calls=None if request.parallel_tool_calls and request.tool_choice.mode != "named" else 1,
+            grammar=grammar,
+            grammar_field=None if held is None else held.field,
         )
 
     def completion(
@@ -94,7 +109,9 @@ class Prompts:
         echo = None
         if request.echo:
             echo = prompt if isinstance(prompt, str) and len(cut) == len(ids) else self.text(cut)
-        return self._valid(request, request_id, "completion", cut, limit, vocab_size, begin="answer", echo_text=echo)
+        valid = self._valid(request, request_id, "completion", cut, limit, vocab_size, begin="answer", echo_text=echo)
+        form = request.answer_form
+        return valid if form is None else replace(valid, grammar=Grammar(form.rule), grammar_field=form.field)
 
     def chat_ids(self, request: ChatRequest) -> list[int]:
         return self.tokenizer.encode_segments(self._rendered(request))
@@ -157,7 +174,6 @@ class Prompts:
         vocab_size: int,
         begin: Begin,
         echo_text: str | None = None,
-        tools: tuple[dict[str, Any], ...] = (),
     ) -> ValidRequest:
         return ValidRequest(
             request_id=request_id,
@@ -166,7 +182,6 @@ class Prompts:
             sampling=choose_sampling(request, self._defaults, max_tokens, vocab_size, self.tokenizer.encode_text),
             begin=begin,
             n=request.n,
-            tools=tools,
             stop=tuple(request.stop),
             include_stop=request.include_stop_str_in_output,
             skip_special_tokens=request.skip_special_tokens,
@@ -176,6 +191,13 @@ class Prompts:
             cache_salt=request.cache_salt,
             keep_offsets=self._turn_ends(ids),
         )
+
+    def _without_calls(self, sampling: Sampling) -> Sampling:
+        """The token that opens a call is never chosen."""
+        if OPEN_CALL not in self.tokenizer.control_tokens:
+            return sampling
+        opening = (self.tokenizer.token_id(OPEN_CALL),)
+        return msgspec.structs.replace(sampling, bad_words_ids=(*sampling.bad_words_ids, opening))
 
     def _turn_ends(self, ids: list[int]) -> tuple[int, ...]:
         """Where another request is likely to go on: behind the system turn, and behind this prompt."""
@@ -217,13 +239,18 @@ def _token_limit(
     return asked
 
 
-def _begin(segments: Sequence[Segment]) -> Begin:
-    """Where the end of a prompt leaves the model: told by what stands behind the last mark of a turn."""
+def _last_turn(segments: Sequence[Segment]) -> list[Segment]:
+    """What stands behind the last mark of a turn."""
     tail: list[Segment] = []
     for segment in reversed(segments):
         if segment.control and segment.text not in (OPEN_THINKING, CLOSE_THINKING):
             break
         tail.insert(0, segment)
+    return tail
+
+
+def _begin(tail: Sequence[Segment]) -> Begin:
+    """Where the end of a prompt leaves the model."""
     marks = [place for place, segment in enumerate(tail) if segment.control]
     said = "".join(segment.text for segment in tail[marks[-1] + 1 if marks else 0 :]).strip()
     if marks and tail[marks[-1]].text == OPEN_THINKING:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, WithJsonSchema, field_validator, model_validator
 
 from server.errors import RequestError, shown
 from server.schemas.messages import MESSAGE_SCHEMA, MessageReader
 from server.schemas.refusal import PassedOver, validated
-from server.schemas.sampling import MAX_LOGPROBS, GenerationFields, fault
+from server.schemas.sampling import MAX_LOGPROBS, fault
+from server.schemas.structured import StructuredFields
+from server.schemas.tool_choice import TOOL_CHOICE_SCHEMA, ToolChoice, read_function_call, read_tool_choice
 
 _NO_THINKING = ("none", "minimal")
 # Names that the template or Jinja itself gives a meaning; a client's value would take their place.
@@ -18,12 +20,12 @@ _RESERVED_KWARGS = frozenset(
 )
 
 
-class ChatRequest(GenerationFields):
-    """`messages` and `tools` are in OpenAI's form, already checked; `tools` is empty where none may be called."""
+class ChatRequest(StructuredFields):
+    """`messages`, `tools` and `tool_choice` are already checked, the first two in OpenAI's form."""
 
     messages: list[dict[str, Any]] = Field(json_schema_extra={"minItems": 1, "items": MESSAGE_SCHEMA})
     tools: list[dict[str, Any]] = Field([])
-    tool_choice: Literal["auto", "none"] = "auto"
+    tool_choice: Annotated[ToolChoice, WithJsonSchema(TOOL_CHOICE_SCHEMA)] = Field(default_factory=ToolChoice)
     parallel_tool_calls: bool = True
     max_tokens: int | None = Field(None, ge=1, le=2**63 - 1)
     max_completion_tokens: int | None = Field(None, ge=1, le=2**63 - 1)
@@ -31,7 +33,6 @@ class ChatRequest(GenerationFields):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     modalities: list[Literal["text"]] = Field(["text"])
-    response_format: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] = Field({})
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -46,13 +47,6 @@ class ChatRequest(GenerationFields):
             raise fault(f"must set enable_thinking to true or false, got {shown(value['enable_thinking'])}")
         return value
 
-    @field_validator("response_format")
-    @classmethod
-    def _only_text(cls, value: dict[str, Any]) -> dict[str, Any]:
-        if value.get("type") != "text":
-            raise fault(f"of type {shown(value.get('type'))} is not supported in this version; only text is")
-        return value
-
     @model_validator(mode="after")
     def _chat_fields_agree(self) -> ChatRequest:
         if self.top_logprobs is not None and not self.logprobs:
@@ -62,9 +56,21 @@ class ChatRequest(GenerationFields):
                 raise fault("`continue_final_message` needs `add_generation_prompt`: false")
             if self.messages[-1]["role"] != "assistant":
                 raise fault("`continue_final_message` needs a last message from the assistant")
-        if self.tools and not self.parallel_tool_calls:
-            raise fault("`parallel_tool_calls`: false is not supported in this version")
+        if self.callable_tools and self.answer_form is not None:
+            field = self.answer_form.field
+            raise fault(
+                f"`{field}` leaves no room for calls, which `tool_choice`: {self.tool_choice.mode} allows; "
+                "it needs `tool_choice`: none, or no `tools`"
+            )
         return self
+
+    @property
+    def callable_tools(self) -> list[dict[str, Any]]:
+        """Of the tools, those that the answer may call; the prompt declares them all."""
+        if self.tool_choice.mode == "none":
+            return []
+        names = self.tool_choice.names
+        return self.tools if names is None else [tool for tool in self.tools if tool["function"]["name"] in names]
 
     @property
     def token_limit(self) -> int | None:
@@ -92,46 +98,23 @@ def read_chat(fields: dict[str, Any], refuse_unknown: bool) -> tuple[ChatRequest
         raise RequestError("missing_field", "`messages` is required", "messages")
     reader = MessageReader()
     fields["messages"] = reader.messages(fields["messages"])
-    _take_functions(fields)
-    if "tools" in fields:
+    if "functions" in fields:
+        if "tools" in fields:
+            raise RequestError("invalid_value", "`functions` and `tools` exclude each other", "functions")
+        fields["tools"] = reader.tools(fields.pop("functions"), "functions")
+    elif "tools" in fields:
         fields["tools"] = reader.tools(fields["tools"])
     _take_tool_choice(fields)
-    if "structured_outputs" in fields:
-        raise RequestError(
-            "unsupported_parameter", "`structured_outputs` is not supported in this version", "structured_outputs"
-        )
     request, passed_over = validated(ChatRequest, fields, refuse_unknown)
     return request, passed_over._replace(keys=reader.ignored)
 
 
-def _take_functions(fields: dict[str, Any]) -> None:
-    """The API before tools: `functions` and `function_call` become `tools` and `tool_choice`."""
-    if "functions" in fields:
-        if "tools" in fields:
-            raise RequestError("invalid_value", "`functions` and `tools` exclude each other", "functions")
-        fields["tools"] = MessageReader().tools(fields.pop("functions"), "functions")
-    if "function_call" in fields:
-        if "tool_choice" in fields:
-            raise RequestError("invalid_value", "`function_call` and `tool_choice` exclude each other", "function_call")
-        choice = fields.pop("function_call")
-        if choice not in ("auto", "none"):
-            raise _choice_refused("function_call", choice)
-        fields["tool_choice"] = choice
-
-
 def _take_tool_choice(fields: dict[str, Any]) -> None:
-    choice = fields.get("tool_choice", "auto")
-    if choice not in ("auto", "none"):
-        raise _choice_refused("tool_choice", choice)
-    if choice == "none":
-        fields.pop("tools", None)
-
-
-def _choice_refused(field: str, choice: Any) -> RequestError:
-    named = isinstance(choice, dict) and ("function" in choice or "name" in choice)
-    if choice == "required" or named:
-        what = "required" if choice == "required" else "a named function"
-        return RequestError(
-            "unsupported_value", f"`{field}`: {what} is not supported in this version; auto and none are", field
-        )
-    return RequestError("invalid_value", f"`{field}` must be auto or none, got {shown(choice)}", field)
+    """`function_call` is the name that it had before."""
+    tools = fields.get("tools", [])
+    if "tool_choice" in fields:
+        if "function_call" in fields:
+            raise RequestError("invalid_value", "`function_call` and `tool_choice` exclude each other", "function_call")
+        fields["tool_choice"] = read_tool_choice(fields["tool_choice"], tools)
+    elif "function_call" in fields:
+        fields["tool_choice"] = read_function_call(fields.pop("function_call"), tools)

@@ -8,19 +8,16 @@ from pydantic import Field, field_validator, model_validator
 
 from server.errors import RequestError, shown
 from server.schemas.refusal import PassedOver, validated
-from server.schemas.sampling import MAX_LOGPROBS, MAX_TOKEN_ID, GenerationFields, fault
+from server.schemas.sampling import MAX_LOGPROBS, MAX_TOKEN_ID, fault
+from server.schemas.structured import StructuredFields
 
 MAX_PROMPTS = 128
 DEFAULT_MAX_TOKENS = 16
 
-_REFUSED = {
-    "suffix": "text after the completion cannot be taken into account",
-    "structured_outputs": "it is not supported in this version",
-    "response_format": "it is not supported in this version",
-}
+_REFUSED = {"suffix": "text after the completion cannot be taken into account"}
 
 
-class CompletionRequest(GenerationFields):
+class CompletionRequest(StructuredFields):
     prompt: list[str | list[int]] = Field(min_length=1, max_length=MAX_PROMPTS)
     max_tokens: int | None = Field(DEFAULT_MAX_TOKENS, ge=0, le=2**63 - 1)
     echo: bool = False
