@@ -30,6 +30,7 @@ logger = logging.getLogger("dots3.answer")
 
 _TICK_S = 1.0
 FIRST_PING_S = 2.0  # until then an error can still have a status of its own
+FIRST_PING_WITH_GRAMMAR_S = 6.0  # a worker refuses one within 5 s
 _PING_S = 10.0
 _LONG_ANSWER_TOKENS = 256  # a body of more is rendered in a thread
 
@@ -54,6 +55,7 @@ class Whole(Protocol):
 class Limits:
     request_timeout_s: float
     write_timeout_s: float
+    first_ping_s: float = FIRST_PING_S
 
 
 @dataclass(frozen=True)
@@ -193,7 +195,7 @@ class Answer(Response):
         if self._write_began_s is not None:
             blocked = now_s - self._write_began_s > self._job.limits.write_timeout_s
             return RequestError("client_closed", "The client does not read") if blocked else None
-        patience_s = _PING_S if self._started else FIRST_PING_S
+        patience_s = _PING_S if self._started else self._job.limits.first_ping_s
         if self._stream is not None and now_s - self._last_write_s >= patience_s:
             return await self._write_in_time(send, sse.PING)
         return None

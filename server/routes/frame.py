@@ -14,7 +14,7 @@ from server.deltas import ChoiceDelta, Done
 from server.deps import Body, Gateway
 from server.prompt import ValidRequest
 from server.request_record import RequestClock
-from server.routes.answer import Answer, Job, Limits, Stream, Whole
+from server.routes.answer import FIRST_PING_S, FIRST_PING_WITH_GRAMMAR_S, Answer, Job, Limits, Stream, Whole
 from server.schemas.refusal import PassedOver
 from server.schemas.sampling import GenerationFields
 
@@ -55,6 +55,8 @@ async def answered(
         clock.asked(gateway.model, asked.fields.stream, prompt_tokens)
         gateway.metrics.ignored_keys.inc(sum(asked.passed_over))
         shown = show(asked)
+        has_grammar = any(one.grammar is not None for one in asked.valid)
+        first_ping_s = FIRST_PING_WITH_GRAMMAR_S if has_grammar else FIRST_PING_S
         job = Job(
             begin=shown.begin,
             stream=shown.stream if asked.fields.stream else None,
@@ -62,7 +64,7 @@ async def answered(
             num_choices=num_choices,
             clock=clock,
             permit=permits.pop_all(),
-            limits=Limits(gateway.settings.request_timeout, gateway.settings.write_timeout),
+            limits=Limits(gateway.settings.request_timeout, gateway.settings.write_timeout, first_ping_s),
             chances=gateway.chances,
             warnings=asked.passed_over.warnings,
         )
