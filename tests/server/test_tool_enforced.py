@@ -1,4 +1,4 @@
-"""Enforced calls and forms through the gateway on a real port, before a scripted engine: what both sides see of them."""
+"""Enforced calls and forms through the gateway on a real port, before a scripted engine."""
 
 import json
 from typing import Any
