@@ -24,7 +24,7 @@ DEVICE ?=
 # Passed on as they are: make serve ARGS="--seed 1", make train ARGS="--smoke", make check ARGS="-k tokenizer".
 ARGS ?=
 
-.PHONY: help fmt check test test-slow test-gpu coverage bench serve train evaluate clean
+.PHONY: help fmt check test test-slow docker-test test-gpu coverage bench serve train evaluate clean
 
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -45,8 +45,11 @@ fmt: $(VENV)/.test  ## put imports and layout in order
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-test-slow: $(VENV)/.test  ## the long runs
+test-slow: $(VENV)/.docker  ## the long runs
 	$(PYTEST) -m "slow and not gpu" $(ARGS)
+
+docker-test: $(VENV)/.docker  ## build the images without Docker, run them, lint deploy/ (Debian, root; 8 minutes; also in test-slow)
+	$(PYTEST) tests/deploy $(ARGS)
 
 test-gpu: $(VENV)/.test  ## what needs a GPU; a missing GPU is a failure
 	REQUIRE_GPU=1 $(PYTEST) -m gpu $(ARGS)
@@ -102,3 +105,7 @@ $(VENV)/.train: $(VENV)/.torch pyproject.toml
 $(VENV)/.test: $(VENV)/.torch pyproject.toml
 	$(PIP) install -q -e ".[test]"
 	@touch $(VENV)/.base $(VENV)/.train $@
+
+$(VENV)/.docker: $(VENV)/.test pyproject.toml
+	$(PIP) install -q -e ".[docker]"
+	@touch $(VENV)/.base $(VENV)/.train $(VENV)/.test $@
