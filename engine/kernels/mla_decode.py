@@ -1,0 +1,311 @@
+"""Absorbed MLA over listed or windowed cache rows: o = softmax(scale · q · rowᵀ) · row[:rank], split over keys.
+
+A program takes up to 64 heads of one query and one split of its rows, each row read once for scores and values. Latents
+of more than 512 values are summed up in parts, a program each, because a full set of sums does not fit into registers.
+Splits leave their sums divided by their own weight, and the base-2 logarithm of that weight, to be combined.
+
+Rows come as addresses, as positions looked up in the block table, or as the last `window` positions. Addresses are
+multiples of the largest power of two up to 16 bytes that divides a row.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.kernels.numeric import LOG2_E, NEVER, dot, narrow, rounded, widen_fp8
+from engine.kernels.target import target
+from engine.reference.fp8_quant import GROUP
+from engine.reference.latent import LatentCache
+from engine.reference.pages import PagedRows
+from engine.reference.rows import RowList
+
+_ADDRESSES = tl.constexpr(0)
+_POSITIONS = tl.constexpr(1)
+_WINDOW = tl.constexpr(2)
+
+
+@triton.jit
+def _attend(
+    q, rows, scales, rope_rows, listed_rows, bias, table, starts, lens, out, weights,
+    scale, listed, table_stride, per_split, splits,
+    HEADS: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr, VALUES: tl.constexpr,
+    BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, LIST: tl.constexpr, BIASED: tl.constexpr, CODED: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr, QUERIES: tl.constexpr, ALIGNED: tl.constexpr,
+    GROUP: tl.constexpr, WHOLE: tl.constexpr, FP8: tl.constexpr,
+):  # fmt: skip
+    query = tl.program_id(0).to(tl.int64)
+    PARTS: tl.constexpr = RANK // VALUES
+    part = tl.program_id(1) % PARTS
+    head = tl.program_id(1) // PARTS * BLOCK_H + tl.arange(0, BLOCK_H)
+    split = tl.program_id(2)
+    real = head < HEADS
+    value = tl.arange(0, VALUES)
+    rope = tl.arange(0, ROPE)
+    own = part * VALUES
+    other = (1 - part) * VALUES  # of two parts
+    queries = q + (query * HEADS + head[:, None]) * (RANK + ROPE)
+    q_own = tl.load(queries + own + value[None, :], mask=real[:, None], other=0.0)
+    q_rope = tl.load(queries + RANK + rope[None, :], mask=real[:, None], other=0.0)
+    if PARTS == 2:
+        q_other = tl.load(queries + other + value[None, :], mask=real[:, None], other=0.0)
+
+    sequence = query // QUERIES
+    first = tl.zeros((), tl.int32)
+    count = listed
+    if LIST == _WINDOW:
+        seen = tl.load(lens + sequence) - (QUERIES - 1 - (query % QUERIES).to(tl.int32))
+        first = tl.maximum(seen - WINDOW, 0)
+        count = seen - first
+    begin = split * per_split
+    end = tl.minimum(begin + per_split, count)
+    ROW: tl.constexpr = RANK if CODED else RANK + ROPE
+    row_bytes: tl.constexpr = rows.dtype.element_ty.primitive_bitwidth // 8
+
+    best = tl.full((BLOCK_H,), NEVER, tl.float32)
+    total = tl.zeros((BLOCK_H,), tl.float32)
+    sums = tl.zeros((BLOCK_H, VALUES), tl.float32)
+    for block in range(begin, end, BLOCK_N):
+        index = block + tl.arange(0, BLOCK_N)
+        valid = index < end
+        if LIST == _ADDRESSES:
+            address = tl.load(listed_rows + query * listed + index, mask=valid, other=0)
+        else:
+            if LIST == _POSITIONS:
+                position = tl.load(listed_rows + query * listed + index, mask=valid, other=-1)
+                valid = position >= 0
+            else:
+                position = first + index
+            page = tl.load(table + sequence * table_stride + position // PAGE_SIZE, mask=valid, other=0)
+            start = tl.load(starts + page, mask=valid, other=0)
+            place = (position % PAGE_SIZE).to(tl.int64)
+            address = start // row_bytes + place * ROW
+        address = tl.multiple_of(address, ALIGNED)
+        key = rows + address[:, None] + value[None, :]
+        keys = tl.load(key + own, mask=valid[:, None], other=0)
+        if CODED:
+            code_scale = scales + start // 4 + place * (RANK // GROUP)
+            keys = _decoded(keys, code_scale + own // GROUP, valid, BLOCK_N, VALUES, GROUP, FP8)
+            turned = rope_rows + (start // 2 + place * ROPE)[:, None]
+        else:
+            turned = rows + address[:, None] + RANK
+        rope_keys = tl.load(turned + rope[None, :], mask=valid[:, None], other=0.0)
+        scores = dot(q_own, tl.trans(keys), tl.zeros((BLOCK_H, BLOCK_N), tl.float32))
+        if PARTS == 2:
+            others = tl.load(key + other, mask=valid[:, None], other=0)
+            if CODED:
+                others = _decoded(others, code_scale + other // GROUP, valid, BLOCK_N, VALUES, GROUP, FP8)
+            scores = dot(q_other, tl.trans(others), scores)
+        scores = dot(q_rope, tl.trans(rope_keys), scores) * (scale * LOG2_E)
+        if BIASED:
+            scores += tl.load(bias + query * listed + index, mask=valid, other=0.0)[None, :] * LOG2_E
+        scores = tl.where(valid[None, :], scores, NEVER)
+        better = tl.maximum(best, tl.max(scores, 1))
+        level = tl.where(better == NEVER, 0.0, better)  # of a query that has seen no row yet
+        share = tl.exp2(scores - level[:, None])
+        shrink = tl.exp2(best - level)
+        total = total * shrink + tl.sum(share, 1)
+        sums = dot(rounded(share, keys.dtype), keys, sums * shrink[:, None])
+        best = better
+
+    total = tl.where(total == 0.0, 1.0, total)  # of a query without rows, or a split of it
+    result = sums / total[:, None]
+    if WHOLE:
+        to = out + (query * HEADS + head[:, None]) * RANK + own + value[None, :]
+        tl.store(to, narrow(result, out), mask=real[:, None])
+    else:
+        row = (query * splits + split) * HEADS + head
+        tl.store(out + row[:, None] * RANK + own + value[None, :], result, mask=real[:, None])
+        tl.store(weights + row, best + tl.log2(total), mask=real & (part == 0))
+
+
+@triton.jit
+def _decoded(codes, scale, valid, ROWS: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, FP8: tl.constexpr):
+    """Codes [ROWS, WIDTH] times their rows' scales, of which there is one for every GROUP of values, in bfloat16."""
+    groups: tl.constexpr = WIDTH // GROUP
+    factors = tl.load(scale[:, None] + tl.arange(0, groups)[None, :], mask=valid[:, None], other=0.0)
+    spread = tl.reshape(tl.broadcast_to(factors[:, :, None], (ROWS, groups, GROUP)), (ROWS, WIDTH))
+    return rounded(widen_fp8(codes, FP8).to(tl.float32) * spread, tl.bfloat16)
+
+
+@triton.jit
+def split_shares(weights, row, HEADS: tl.constexpr, SPLITS: tl.constexpr, SPLIT_BLOCK: tl.constexpr):
+    """weights: [splits, heads] from `row` on → each split's share of the whole [SPLIT_BLOCK], and which there are."""
+    split = tl.arange(0, SPLIT_BLOCK)
+    weight = tl.load(weights + row + split * HEADS, mask=split < SPLITS, other=NEVER)
+    level = tl.max(weight, 0)
+    share = tl.exp2(weight - tl.where(level == NEVER, 0.0, level))
+    total = tl.sum(share, 0)
+    return share / tl.where(total == 0.0, 1.0, total), split < SPLITS
+
+
+@triton.jit
+def _combine(
+    sums, weights, out,
+    HEADS: tl.constexpr, RANK: tl.constexpr, SPLITS: tl.constexpr, SPLIT_BLOCK: tl.constexpr,
+):  # fmt: skip
+    query = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    value = tl.arange(0, RANK)
+    row = query * SPLITS * HEADS + head
+    share, real = split_shares(weights, row, HEADS, SPLITS, SPLIT_BLOCK)
+    split = tl.arange(0, SPLIT_BLOCK)
+    part = tl.load(sums + (row + split * HEADS)[:, None] * RANK + value[None, :], mask=real[:, None], other=0.0)
+    whole = tl.sum(part * share[:, None], 0)
+    tl.store(out + (query * HEADS + head) * RANK + value, narrow(whole, out))
+
+
+class Attended(NamedTuple):
+    """What the splits left."""
+
+    sums: Tensor  # fp32 [queries, splits, heads, rank]
+    weights: Tensor  # fp32 [queries, splits, heads]
+
+
+class _Rows(NamedTuple):
+    """Kernel arguments that say which rows there are."""
+
+    kind: int
+    count: int  # at most, of a query
+    listed: Tensor | None = None
+    bias: Tensor | None = None
+    paged: PagedRows | None = None
+    window: int = 0
+    queries: int = 1  # of a sequence
+
+
+def mla_decode(q: Tensor, cache: Tensor, rows: RowList, rank: int, scale: float) -> Tensor:
+    """q: [queries, heads, rank + rope] → [queries, heads, rank]."""
+    found = _Rows(_ADDRESSES.value, rows.addresses.shape[1], rows.addresses, rows.bias)
+    return _whole(q, LatentCache(cache), found, rank, scale)
+
+
+def sparse_mla_decode(
+    q: Tensor, cache: LatentCache, rows: PagedRows, positions: Tensor, rank: int, scale: float
+) -> Attended:
+    """Rows at positions: int32 [queries, n], −1 where there is none. `rows` may have several queries a sequence."""
+    found = _Rows(_POSITIONS.value, positions.shape[1], positions, paged=rows, queries=len(q) // len(rows.table))
+    return _split(q, cache, found, rank, scale)
+
+
+def swa_mla_decode(q: Tensor, cache: LatentCache, rows: PagedRows, window: int, rank: int, scale: float) -> Attended:
+    """The last `window` rows that each query sees; a sequence's queries are its last tokens."""
+    found = _Rows(_WINDOW.value, window, paged=rows, window=window, queries=len(q) // len(rows.table))
+    return _split(q, cache, found, rank, scale)
+
+
+def combine(attended: Attended, dtype: torch.dtype) -> Tensor:
+    """→ [queries, heads, rank]."""
+    queries, splits, heads, rank = attended.sums.shape
+    out = attended.sums.new_empty(queries, heads, rank, dtype=dtype)
+    if queries:
+        block = triton.next_power_of_2(splits)
+        _combine[(queries, heads)](
+            attended.sums, attended.weights, out, HEADS=heads, RANK=rank, SPLITS=splits, SPLIT_BLOCK=block, num_warps=4
+        )
+    return out
+
+
+def _whole(q: Tensor, cache: LatentCache, rows: _Rows, rank: int, scale: float) -> Tensor:
+    shape = _Shape.of(q, cache, rows, rank)
+    if len(q) == 0:
+        return q.new_empty(0, shape.heads, rank)
+    if shape.splits > 1:
+        return combine(_split(q, cache, rows, rank, scale), q.dtype)
+    out = q.new_empty(len(q), shape.heads, rank)
+    _launch(shape, q, cache, rows, scale, out, None)
+    return out
+
+
+def _split(q: Tensor, cache: LatentCache, rows: _Rows, rank: int, scale: float) -> Attended:
+    shape = _Shape.of(q, cache, rows, rank)
+    sums = q.new_empty(len(q), shape.splits, shape.heads, rank, dtype=torch.float32)
+    attended = Attended(sums, q.new_empty(len(q), shape.splits, shape.heads, dtype=torch.float32))
+    if len(q):
+        _launch(shape, q, cache, rows, scale, *attended)
+    return attended
+
+
+class _Shape(NamedTuple):
+    """Of one launch."""
+
+    heads: int
+    rank: int
+    rope: int
+    values: int
+    block_h: int
+    block_n: int
+    stages: int
+    warps: int
+    splits: int
+    per_split: int
+
+    @classmethod
+    def of(cls, q: Tensor, cache: LatentCache, rows: _Rows, rank: int) -> _Shape:
+        queries, heads, width = q.shape
+        check_mla_widths(rank, width - rank, cache.scales is not None)
+        if not q.is_contiguous():
+            raise ValueError(f"q must be contiguous, got strides {q.stride()}")
+        values = min(rank, 512)
+        block_h, block_n, stages, warps = _tile(heads, rank, values, q.element_size())
+        programs = queries * -(-heads // block_h) * (rank // values)
+        splits, per_split = _splits(programs, rows.count, block_n)
+        return cls(heads, rank, width - rank, values, block_h, block_n, stages, warps, splits, per_split)
+
+
+def check_mla_widths(rank: int, rope: int, coded: bool) -> None:
+    if rank & (rank - 1) or not 16 <= rank <= 1024:
+        raise ValueError(f"kv_lora_rank must be a power of two from 16 to 1024, got {rank}")
+    if rope & (rope - 1) or not 16 <= rope <= 128:
+        raise ValueError(f"qk_rope_head_dim must be a power of two from 16 to 128, got {rope}")
+    if coded and rank % GROUP:
+        raise ValueError(f"kv_lora_rank must be a multiple of {GROUP} for an FP8 cache, got {rank}")
+
+
+def _tile(heads: int, rank: int, values: int, value_bytes: int) -> tuple[int, int, int, int]:
+    """Heads and rows of a program, rows in flight, warps. Where rows of queries and keys have to lie in shared memory
+    together, what fits decides."""
+    here = target()
+    if not here.has_wgmma:
+        block_n = 32 if rank * value_bytes * 32 * 2 <= here.shared_bytes else 16
+        return 16, block_n, 1, 4 if values < 512 else 8
+    block_h = 64 if heads > 16 else 16
+    room = here.shared_bytes - block_h * (rank + 64) * value_bytes - 16384
+    row = (rank + 64) * value_bytes
+    for block_n, stages in ((64, 2), (32, 3), (32, 2), (32, 1)):
+        if row * block_n * stages <= room:
+            return block_h, block_n, stages, 8
+    return 16, 16, 1, 8
+
+
+def _splits(programs: int, rows: int, block_n: int) -> tuple[int, int]:
+    """So many that all multiprocessors have work, but none less than four blocks of rows."""
+    wanted = max(1, target().multiprocessors // max(1, programs))
+    blocks = max(1, -(-rows // block_n))
+    blocks_each = max(-(-blocks // wanted), min(blocks, 4))
+    return -(-blocks // blocks_each), blocks_each * block_n
+
+
+def _launch(
+    shape: _Shape, q: Tensor, cache: LatentCache, rows: _Rows, scale: float, out: Tensor, weights: Tensor | None
+) -> None:
+    row_bytes = cache.rows.element_size() * (shape.rank + (0 if cache.scales is not None else shape.rope))
+    paged = rows.paged
+    absent = q  # an argument that is not looked at
+    _attend[(len(q), -(-shape.heads // shape.block_h) * (shape.rank // shape.values), shape.splits)](
+        q, cache.rows, absent if cache.scales is None else cache.scales, absent if cache.rope is None else cache.rope,
+        absent if rows.listed is None else rows.listed, absent if rows.bias is None else rows.bias,
+        absent if paged is None else paged.table, absent if paged is None else paged.pages.starts,
+        absent if paged is None else paged.lens, out, absent if weights is None else weights,
+        scale, rows.count, 0 if paged is None else paged.table.stride(0), shape.per_split, shape.splits,
+        HEADS=shape.heads, RANK=shape.rank, ROPE=shape.rope, VALUES=shape.values,
+        BLOCK_H=shape.block_h, BLOCK_N=shape.block_n, LIST=rows.kind, BIASED=rows.bias is not None,
+        CODED=cache.scales is not None, PAGE_SIZE=1 if paged is None else paged.pages.size, WINDOW=rows.window,
+        QUERIES=rows.queries, ALIGNED=math.gcd(row_bytes, 16) // cache.rows.element_size(), GROUP=GROUP,
+        WHOLE=weights is None, FP8=target().fp8, num_warps=shape.warps, num_stages=shape.stages,
+    )  # fmt: skip

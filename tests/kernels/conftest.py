@@ -1,0 +1,24 @@
+"""Kernels run in Triton's interpreter on a machine without GPU, which has to be chosen before Triton is loaded.
+
+A test with the fixture `device` runs in both places; in `make test-gpu` it is the compiled kernel that is tested.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.conftest import gpu_is_here
+
+if not gpu_is_here():
+    os.environ["TRITON_INTERPRET"] = "1"
+
+
+@pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    if request.param == "cuda":
+        return "cuda"
+    if gpu_is_here():
+        pytest.skip("kernels are compiled where there is a GPU")
+    return "cpu"
