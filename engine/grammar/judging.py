@@ -1,0 +1,96 @@
+"""The other side of a judge: a process that is asked what a rule comes to, and that may die of it.
+
+Knows how to start and end it. One caller at a time; closing may come from any thread.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from engine.grammar.frames import read_frame, write_frame
+from engine.grammar.limits import COMPILE_S, MAX_RULE_CHARS, GrammarError
+
+_START_S = 30.0  # reading a large vocabulary on a busy machine
+_GRACE_S = 1.0  # beyond the time that the judge itself allows
+_TOP = Path(__file__).parents[2]  # where the judge's module is found
+
+
+class Judge:
+    def __init__(self, folder: Path, vocab_size: int) -> None:
+        self._command = [sys.executable, "-m", "engine.grammar.judge", str(folder.resolve()), str(vocab_size)]
+        self._asking = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._closed = False
+
+    def start(self) -> None:
+        """A trivial question, so that the next one finds it ready."""
+        self._ask({"type": "Choice", "choices": ["yes"]}, _START_S)
+
+    def text_of(self, rule: Mapping[str, Any]) -> str:
+        """The rule as a grammar in the library's notation, found to be within the limits."""
+        if self._process is None:
+            self.start()
+        answer = self._ask(rule, COMPILE_S + _GRACE_S)
+        if "error" in answer:
+            raise GrammarError(answer["error"])
+        return answer["text"]
+
+    def close(self) -> None:
+        self._closed = True
+        if (process := self._process) is not None:
+            process.kill()  # which ends the wait of who is asking
+        with self._asking:
+            self._end()
+
+    def _ask(self, rule: Mapping[str, Any], limit_s: float) -> dict[str, str]:
+        body = json.dumps(rule).encode()
+        if len(body) > MAX_RULE_CHARS:
+            raise GrammarError(f"it must have at most {MAX_RULE_CHARS} characters, got {len(body)}")
+        with self._asking:
+            if self._closed:
+                raise GrammarError("the worker is shutting down")
+            process = self._running()
+            timer = threading.Timer(limit_s, process.kill)
+            timer.start()
+            try:
+                answer = _exchanged(process, body)
+            finally:
+                timer.cancel()
+            if answer is None:
+                self._end()
+                raise GrammarError(f"it could not be compiled within {limit_s:g} s")
+        found: dict[str, str] = json.loads(answer)
+        return found
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=_TOP, bufsize=-1
+            )
+        return self._process
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            for stream in (self._process.stdin, self._process.stdout):
+                if stream is not None:
+                    stream.close()
+            self._process = None
+
+
+def _exchanged(process: subprocess.Popen[bytes], body: bytes) -> bytes | None:
+    """None where the judge has ended."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        write_frame(process.stdin, body)
+        return read_frame(process.stdout)
+    except OSError:
+        return None

@@ -1,0 +1,111 @@
+"""A rule, as it came over the wire, → a grammar in the library's notation. The dispatch over kinds of rules.
+
+All that grows with what a client sent happens below this function; it runs where it can be stopped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from llguidance import LLMatcher
+from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
+
+from engine.grammar.lark import one_of, whole
+from engine.grammar.limits import MAX_TEXT_CHARS, PARSER, GrammarError, shortened
+from engine.grammar.schema import Schema, document, read_json
+from engine.grammar.tool_calls import tool_calls_text
+from engine.grammar.vocabulary import Vocabulary
+
+_NOTHING_KEPT = 2  # of a function's schema
+
+
+def grammar_text(rule: Mapping[str, Any], vocabulary: Vocabulary) -> str:
+    """`rule`: a struct of engine.wire.grammar as plain values. A GrammarError says what a client did wrong."""
+    text = _WRITERS[rule["type"]](rule, vocabulary)
+    if len(text) > MAX_TEXT_CHARS:
+        raise GrammarError(
+            f"the grammar must have at most {MAX_TEXT_CHARS} characters when written out, got {len(text)}"
+        )
+    return text
+
+
+def check(text: str, vocabulary: Vocabulary) -> None:
+    matcher = LLMatcher(vocabulary.tokens, text, limits=PARSER, log_level=0)
+    if not matcher.is_error() and not any(matcher.compute_bitmask()):
+        raise GrammarError("nothing satisfies it")
+    if matcher.is_error():
+        raise GrammarError(shortened(matcher.get_error()))
+
+
+def _json_object(_rule: Mapping[str, Any], _vocabulary: Vocabulary) -> str:
+    return LLMatcher.grammar_from_json_schema(document({"type": "object"}))
+
+
+def _json_schema(rule: Mapping[str, Any], _vocabulary: Vocabulary) -> str:
+    schema = read_json(rule["schema"], "the schema")
+    if not isinstance(schema, dict | bool):
+        raise GrammarError("a schema must be an object")
+    return LLMatcher.grammar_from_json_schema(document(Schema(schema).root))
+
+
+def _regex(rule: Mapping[str, Any], _vocabulary: Vocabulary) -> str:
+    return LLMatcher.grammar_from_lark(f"start: TEXT\nTEXT: {whole(rule['pattern'])}")
+
+
+def _choice(rule: Mapping[str, Any], _vocabulary: Vocabulary) -> str:
+    if not rule["choices"]:
+        raise GrammarError("there must be at least 1 choice, got 0")
+    return LLMatcher.grammar_from_lark(f"start: TEXT\nTEXT: {one_of(rule['choices'])}")
+
+
+def _context_free(rule: Mapping[str, Any], _vocabulary: Vocabulary) -> str:
+    text = rule["text"]
+    if re.search(r"(?m)^\s*root\s*::=", text):
+        try:
+            text = gbnf_to_lark(text)
+        except (GbnfToLarkError, ValueError, IndexError, RecursionError) as error:
+            raise GrammarError(f"the grammar cannot be read: {error}") from error
+    return LLMatcher.grammar_from_lark(text)
+
+
+def _tool_calls(rule: Mapping[str, Any], vocabulary: Vocabulary) -> str:
+    """Strict functions as they are or not at all; of the others as much as can be kept."""
+    functions = rule["functions"]
+    levels = [0] * len(functions)
+
+    def written(chosen: list[int]) -> str:
+        return LLMatcher.grammar_from_lark(tool_calls_text(rule, vocabulary, chosen))
+
+    try:
+        text = written(levels)
+        check(text, vocabulary)
+        return text
+    except GrammarError:
+        for place, function in enumerate(functions):
+            levels[place] = _level(function, vocabulary)
+    return written(levels)
+
+
+def _level(function: Mapping[str, Any], vocabulary: Vocabulary) -> int:
+    """The first at which this function alone is a grammar."""
+    alone = {"functions": [function]}
+    for level in range(_NOTHING_KEPT):
+        try:
+            check(LLMatcher.grammar_from_lark(tool_calls_text(alone, vocabulary, [level])), vocabulary)
+            return level
+        except GrammarError as error:
+            if function.get("strict", True):
+                raise GrammarError(f"the function {function['name']}: {error}") from error
+    return _NOTHING_KEPT
+
+
+_WRITERS: dict[str, Callable[[Mapping[str, Any], Vocabulary], str]] = {
+    "JsonObject": _json_object,
+    "JsonSchema": _json_schema,
+    "Regex": _regex,
+    "Choice": _choice,
+    "ContextFree": _context_free,
+    "ToolCalls": _tool_calls,
+}

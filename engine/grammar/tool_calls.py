@@ -1,0 +1,239 @@
+"""Tools with their schemas → a grammar of calls in the model's own format, as the template renders them.
+
+A value is kept so that its reader ends it where the grammar does: text may hold any tag but those that would be read as
+markup at that place. (Inside JSON such tags are not looked for; a string there that holds a whole run of closing and
+opening tags would be cut.) Parameters come in any order, each at most once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from engine.grammar.lark import ANY_TEXT, literal, one_of
+from engine.grammar.limits import GrammarError
+from engine.grammar.schema import JSON_TYPES, Schema, listed, read_json, type_of
+from engine.grammar.string_text import string_text
+from engine.grammar.tool_arguments import Shape, shapes
+from engine.grammar.vocabulary import Vocabulary
+
+_OPEN, _CLOSE = "<dots_function_call>", "</dots_function_call>"
+_OPENS_INVOKE, _BEHIND_NAME = '\n<invoke name="', '">\n'
+_TRACKED = 60  # parameters whose place in a 64-bit number says whether they were given
+_LONGEST_NAME = 1000
+
+# Text is cut before each `<`, so that it is free but for what follows one. CLOSED is a parameter's closing tag, which
+# is text unless a tag follows that makes it count. MID is text that does not end a line: where one begins, a parameter
+# tag would open the next value. A piece that is the mere beginning of a forbidden one is forbidden too, or else the
+# rest of it could follow as the next piece.
+_TEXT = r"""
+text: | text PLAIN | text TAG | mid PARAMETER
+mid: text PLAIN_MID | text TAG_MID | mid PARAMETER_MID
+PLAIN: /[^<]+/
+PLAIN_MID: /[^<]*[^<\n]/
+PARAMETER: /<parameter[ \t\r\n][^<]*/
+PARAMETER_MID: /<parameter[ \t\r\n]([^<]*[^<\n])?/
+CLOSED: /<\/parameter>[ \t\r\n]*/
+TAG: (CLOSED* /<[^<]*/) & ~(CLOSED* /<parameter([ \t\r\n](?s:.*))?/) & ~(CLOSED+ (/<\/invoke(>(?s:.*))?/)?) & ~OWN_TAG
+TAG_MID: TAG & /(?s:.*[^\n])/
+OWN_TAG: CLOSED* /<(invoke([ \t\r\n=](?s:.*))?|dots_function_call(>(?s:.*))?)/
+TEXT_END: CLOSED* "</parameter>\n</invoke>"
+TEXT_MORE: CLOSED* "</parameter>\n<parameter name=\""
+text_end[lazy]: TEXT_END
+text_more[lazy]: TEXT_MORE
+"""
+# What ends other values, and what text that an expression describes must not hold.
+_WHOLE = r"""
+END: "\n</parameter>\n</invoke>"
+MORE: "\n</parameter>\n<parameter name=\""
+json_end: END
+json_more: MORE
+HARMLESS: /(?s:.*)/ & ~RUN & ~LINE
+RUN: /(?s:.*)(<\/parameter>[ \t\r\n]*(<parameter[ \t\r\n]|<\/invoke>)|<\/invoke>[ \t\r\n]*<invoke[ \t\r\n=])(?s:.*)/
+LINE: /((?s:.*)\n)?([ \t]*(<invoke[ \t\r\n=]|<dots_function_call>)|<parameter[ \t\r\n])(?s:.*)/
+INTEGER: /-?(0|[1-9][0-9]{0,99})/
+NUMBER: /-?(0|[1-9][0-9]{0,99})(\.[0-9]{1,99})?([eE][+-]?[0-9]{1,2})?/
+NAME: /[^"<>\x00-\x20]{1,100}/
+"""
+# Between calls. An invoke tag outside of a block would be read as a call all the same.
+_FREE = r"""
+free: FREE |
+FREE: /(?s:.+)/ & ~/(?s:.*)<invoke[ \t\r\n=](?s:.*)/
+"""
+_NEWLINES = r"""
+newlines: "\n" | "\n\n" | "\n\n\n" |
+newline: "\n" |
+"""
+# How JSON of other types begins. Where a value may be such JSON or text, text must not begin so: the parser might read
+# it as JSON that the schema forbids, and the automaton has to tell them apart by their beginnings.
+_SPACE = r"[\s\x1c-\x1f]*"
+_BEGINNINGS = {
+    "object": rf"{_SPACE}\{{",
+    "array": rf"{_SPACE}\[",
+    "integer": rf"{_SPACE}-?[0-9]",
+    "number": rf"{_SPACE}-?[0-9]",
+    "boolean": rf"{_SPACE}(true|false)",
+    "null": rf"{_SPACE}null",
+}
+_OPENS_PARAMETER = literal('<parameter name="')
+
+
+def tool_calls_text(rule: Mapping[str, Any], vocabulary: Vocabulary, levels: Sequence[int]) -> str:
+    """`levels`: how much of each function's schema is kept. 0: all of it; 1: what the library can; 2: nothing."""
+    functions = rule["functions"]
+    if not functions:
+        raise GrammarError("there must be at least 1 function that may be called, got 0")
+    writer = _Writer()
+    heads = [
+        writer.function(number, function, level)
+        for number, (function, level) in enumerate(zip(functions, levels, strict=True))
+    ]
+    opens, closes = (f"<[{vocabulary.control_id(name)}]>" for name in (_OPEN, _CLOSE))
+    lines = [
+        f"start: {_sequence(rule)}",
+        f"call: {opens} {literal(_OPENS_INVOKE)} function {literal(chr(10))} {closes}",
+        f"function: {' | '.join(heads)}",
+        *writer.lines,
+    ]
+    return "\n".join(lines) + (_FREE if rule.get("free_text") else _NEWLINES) + _TEXT + _WHOLE
+
+
+def _sequence(rule: Mapping[str, Any]) -> str:
+    least, most = rule.get("min_calls", 1), rule.get("max_calls")
+    if least < 0 or (most is not None and not 0 < most >= least):
+        raise GrammarError(f"at least {least} and at most {most} calls cannot be made")
+    if rule.get("free_text"):
+        if most is None:
+            return f"{_repeated('free call', least, None)} free"
+        whole = _repeated("free call", most, most)
+        return whole if least == most else f"{whole} | {_repeated('free call', least, most - 1)} free"
+    further = _repeated("newline call", max(0, least - 1), None if most is None else most - 1)
+    return f"newlines call {further}" if least else f"(newlines call {further})?"
+
+
+def _repeated(unit: str, least: int, most: int | None) -> str:
+    return "" if most == 0 else f"({unit}){{{least},{'' if most is None else most}}}"
+
+
+class _Writer:
+    """The rules of functions; those of values are shared by all."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._json: dict[str, str] = {}  # document → its rule
+        self._texts: dict[str, str] = {}  # expression → the name that its rules begin with
+
+    def function(self, number: int, function: Mapping[str, Any], level: int) -> str:
+        """The alternatives for it, from its name on."""
+        head = literal(_name(function["name"], "function") + _BEHIND_NAME)
+        if level == 2:
+            self.lines += _any_arguments(f"f{number}")
+            return f"{head} f{number}_first"
+        text = function.get("parameters")
+        schema = Schema({} if text is None else read_json(text, f"the schema of {function['name']}"))
+        if not isinstance(schema.root, dict):
+            raise GrammarError(f"the parameters of {function['name']} must be described by an object")
+        heads = []
+        for place, shape in enumerate(shapes(schema, strict=level == 0)):
+            if not shape.schemas:
+                heads.append(f"{head} {literal('</invoke>')}")
+                continue
+            prefix = f"f{number}_{place}"
+            self.lines += self._arguments(prefix, schema, shape, lenient=level == 1)
+            heads.append(f"{head} {prefix}_first::0")
+        return " | ".join(heads)
+
+    def _arguments(self, prefix: str, schema: Schema, shape: Shape, lenient: bool) -> list[str]:
+        order = sorted(shape.schemas, key=lambda name: name not in shape.required)
+        num_required = len(shape.required)
+        if num_required > _TRACKED:
+            raise GrammarError(f"a function must have at most {_TRACKED} required parameters, got {num_required}")
+        done = f" %if is_ones([0:{num_required}])" if num_required else ""
+        # Where each has its place, nothing may follow when all were given.
+        left = f" %if not(is_ones([0:{len(order)}]))" if len(order) <= _TRACKED else ""
+        names = []
+        endings: dict[str, None] = {}
+        for place, name in enumerate(order):
+            head = literal(_name(name, "parameter") + _BEHIND_NAME)
+            given, free = (f"set_bit({place})", f" %if bit_clear({place})") if place < _TRACKED else ("_", "")
+            for body, ending in self._values(schema, shape.schemas[name], lenient):
+                endings[ending] = None
+                names.append(f"{head} {body} {prefix}_{ending}::{given}{free}")
+        return [
+            f"{prefix}_first::_: {literal('</invoke>')}{done} | {_OPENS_PARAMETER} {prefix}_name::_",
+            f"{prefix}_name::_: {' | '.join(names)}",
+            *(f"{prefix}_{one}::_: {one}_end{done} | {one}_more {prefix}_name::_{left}" for one in endings),
+        ]
+
+    def _values(self, schema: Schema, parts: tuple[Any, ...], lenient: bool) -> list[tuple[str, str]]:
+        """What stands between the tags, each with the name of what ends it."""
+        part = parts[0] if len(parts) == 1 else {"allOf": list(parts)}
+        types = schema.types(part)
+        text = string_text(schema, part, lenient)
+        others = [name for name in JSON_TYPES if name in types and not (name == "integer" and "number" in types)]
+        if text == ANY_TEXT and (not others or schema.only_types(part)):
+            return [("text", "text")]  # that may well read as a value of another type that is allowed, too
+        if (choices := _scalars(part, types)) is not None:
+            return [("", self._text(f"{one_of(choices)} & HARMLESS"))]
+        values = []
+        if text is not None:
+            excluded = [f"~/{_BEGINNINGS[name]}(?s:.*)/" for name in others]
+            values.append(("", self._text(" & ".join((text, "HARMLESS", *excluded)))))
+        if others:
+            values.append((self._json_body(schema, part, others, lenient), "json"))
+        if not values:
+            raise GrammarError("a parameter has a schema that no value matches")
+        return values
+
+    def _json_body(self, schema: Schema, part: Any, types: list[str], lenient: bool) -> str:
+        if types in (["integer"], ["number"]) and schema.only_types(part):
+            return types[0].upper()
+        document = schema.alone(part, types, lenient)
+        if document not in self._json:
+            self._json[document] = f"json_{len(self._json)}"
+            self.lines.append(f"{self._json[document]}: %json {document}")
+        return self._json[document]
+
+    def _text(self, expression: str) -> str:
+        if expression not in self._texts:
+            name = self._texts[expression] = f"text_{len(self._texts)}"
+            terminal = name.upper()
+            self.lines += [
+                f"{terminal}: {expression}",
+                f"{terminal}_END: {terminal} END",
+                f"{terminal}_MORE: {terminal} MORE",
+                f"{name}_end[lazy]: {terminal}_END",
+                f"{name}_more[lazy]: {terminal}_MORE",
+            ]
+        return self._texts[expression]
+
+
+def _scalars(part: Any, types: frozenset[str]) -> list[str] | None:
+    """The texts of all values, where they are listed and none is an object or a list."""
+    if not isinstance(part, Mapping):
+        return None
+    values = [part["const"]] if "const" in part else listed(part.get("enum"))
+    values = [
+        value for value in values if type_of(value) in types or (type_of(value) == "integer" and "number" in types)
+    ]
+    if not values or any(isinstance(value, dict | list) for value in values):
+        return None
+    return list(dict.fromkeys(value if isinstance(value, str) else json.dumps(value) for value in values))
+
+
+def _any_arguments(prefix: str) -> list[str]:
+    return [
+        f"{prefix}_first: {literal('</invoke>')} | {_OPENS_PARAMETER} {prefix}_name",
+        f"{prefix}_name: NAME {literal(_BEHIND_NAME)} text {prefix}_text",
+        f"{prefix}_text: text_end | text_more {prefix}_name",
+    ]
+
+
+def _name(name: str, kind: str) -> str:
+    if not name or len(name) > _LONGEST_NAME or any(char in name for char in '"\n<>'):
+        raise GrammarError(
+            f'the name of a {kind} must have 1 to {_LONGEST_NAME} characters and none of " < > or a line break, '
+            f"got {json.dumps(name[:100])}"
+        )
+    return name
