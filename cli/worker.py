@@ -11,7 +11,11 @@ app = typer.Typer(add_completion=False)
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
 )
 def worker(ctx: typer.Context) -> None:
-    """Run a worker that gateways connect to: --listen ADDRESS --model FOLDER …"""
-    from engine.runtime.worker import main
+    """Run a worker that gateways connect to: --listen ADDRESS [--model FOLDER] …"""
+    from engine.runtime.worker import parser
+    from server.settings import BUNDLED_MODEL
+    from server.worker_alone import run_worker
 
-    raise typer.Exit(main(ctx.args))
+    arguments = ["--model", str(BUNDLED_MODEL), *ctx.args]  # of two, the second counts
+    flags = parser().parse_args(arguments)  # a mistake ends here, and is told by the worker's own parser
+    raise typer.Exit(run_worker(flags.listen, flags.wire_key, flags.log_level, flags.log_format, arguments))

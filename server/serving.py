@@ -33,7 +33,7 @@ from server.prompt import Prompts
 from server.router import Router
 from server.settings import Settings
 from server.supervisor import Supervisor, WorkerStartError
-from server.worker_command import worker_command
+from server.worker_command import worker_address, worker_command
 from server.worker_link import WorkerLink
 
 logger = logging.getLogger("dots3.serving")
@@ -253,9 +253,9 @@ class _Serving:
 
 
 def _local(settings: Settings, key: WireKey | None, folder: Path) -> _Worker:
-    name, address = "worker-0", f"ipc://{folder}/worker-0"
-    link = WorkerLink(name, address, key)
-    return _Worker(link, Supervisor(worker_command(settings, name, address), link))
+    name = "worker-0"
+    link = WorkerLink(name, worker_address(folder, name), key)
+    return _Worker(link, Supervisor(worker_command(settings, name, folder), link))
 
 
 def _remote(addresses: Sequence[str], key: WireKey | None) -> list[_Worker]:

@@ -35,7 +35,11 @@ class Pace:
 
 
 class WorkerStartError(Exception):
-    """The worker did not become ready; the message holds its own last words."""
+    """The worker did not become ready; the message holds its own last words. `returncode`: if it ended by itself."""
+
+    def __init__(self, message: str, returncode: int | None = None) -> None:
+        super().__init__(message)
+        self.returncode = returncode
 
 
 class Supervisor:
@@ -107,7 +111,8 @@ class Supervisor:
             if ended.done():
                 await asyncio.gather(self._relay, return_exceptions=True)
                 words = self._last_words.decode("utf-8", "replace").strip()
-                raise WorkerStartError(f"{_described(ended.result())} before it was ready. Its last words:\n{words}")
+                text = f"{_described(ended.result())} before it was ready. Its last words:\n{words}"
+                raise WorkerStartError(text, ended.result())
             if not ready.done():
                 raise WorkerStartError(f"the worker was not ready within {self._pace.ready_timeout_s:g} s")
             return ready.result()

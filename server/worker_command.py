@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 from server.settings import Settings
 
@@ -19,16 +20,23 @@ _PASSED_ON = (
     "seed",
     "wire_key",
     "log_level",
+    "log_format",
 )
 
 
-def worker_command(settings: Settings, name: str, address: str) -> list[str]:
+def worker_command(settings: Settings, name: str, folder: Path) -> list[str]:
+    """`folder` is the gateway's own, in which the worker listens."""
     command = [settings.worker_python or sys.executable, "-m", "engine.runtime.worker"]
-    command += ["--listen", address, "--model", settings.model, "--worker-id", name, "--parent-pid", str(os.getpid())]
+    command += ["--listen", worker_address(folder, name), "--model", settings.model, "--worker-id", name]
+    command += ["--parent-pid", str(os.getpid()), "--parent-folder", str(folder)]
     for option in _PASSED_ON:
         if (value := getattr(settings, option)) is not None:
             command += [_flag(option), str(value)]
     return [*command, _flag("enable_prefix_caching" if settings.enable_prefix_caching else "no_enable_prefix_caching")]
+
+
+def worker_address(folder: Path, name: str) -> str:
+    return f"ipc://{folder}/{name}"
 
 
 def _flag(option: str) -> str:

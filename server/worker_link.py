@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -25,17 +26,23 @@ from server.errors import RequestError
 
 logger = logging.getLogger(__name__)
 
-_WATCH_S = 0.5
+_WATCH_S = 0.25
 # How much of an answer of unknown length counts as work ahead, when workers are compared.
 _EXPECTED_TOKENS = 512
 
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a worker may give no sign."""
+    """How long a worker may give no sign: a beat, and progress where it has work."""
 
-    stalled_after_s: float = 2.0  # without a beat, or with work but without progress: not ready
-    lost_after_s: float = 10.0  # without a beat: dead, and so is all that it was asked
+    stalled_after_s: float = 2.0  # not ready; later, where the worker says that its steps take longer
+    lost_after: float = 3.0  # times that: dead, and so is all that it was asked
+
+
+class _Silence(NamedTuple):
+    times_patience: float
+    for_s: float
+    of: str
 
 
 class WorkerLink:
@@ -66,6 +73,7 @@ class WorkerLink:
         self._since = time.time()
         self._detail: str | None = None
         self._pid: int | None = None
+        self._is_supervised = False  # somebody here started its process, and tells of its end
         self._is_up = asyncio.Event()
         self._may_resume = False  # the worker fell silent, and is not known to have ended
         self._beat: Beat | None = None
@@ -97,7 +105,7 @@ class WorkerLink:
 
     def starting(self, pid: int) -> None:
         """A process was started that will listen here."""
-        self._pid = pid
+        self._pid, self._is_supervised = pid, True
         self._change("starting")
 
     def died(self, reason: str) -> None:
@@ -109,10 +117,10 @@ class WorkerLink:
 
     def health(self) -> WorkerHealth:
         state, since, detail = self._state, self._since, self._detail
-        if state == "ready" and (silent_since := self._silent_since()) is not None:
-            age_s = self._clock() - silent_since
-            state, since = "stalled", time.time() - age_s + self._patience.stalled_after_s
-            detail = f"no progress for {age_s:.1f} s"
+        if state == "ready" and (silence := self._silence()).times_patience > 1:
+            patience_s = silence.for_s / silence.times_patience
+            state, since = "stalled", time.time() - silence.for_s + patience_s
+            detail = f"no {silence.of} for {silence.for_s:.1f} s"
         return WorkerHealth(self.name, self._pid, state, since, self._beat, self.restarts, detail)
 
     @property
@@ -120,10 +128,15 @@ class WorkerLink:
         """Work asked for and not finished, in tokens, about."""
         return sum(submission.cost for submission in self._submissions.values())
 
-    def _silent_since(self) -> float | None:
-        """Since when there was no sign of life or of progress, if that is too long."""
-        last = min(self._beat_at, self._progress_at)
-        return last if self._clock() - last > self._patience.stalled_after_s else None
+    def _silence(self) -> _Silence:
+        """The worst of them."""
+        now, patience_s = self._clock(), self._patience.stalled_after_s
+        deadline_s = patience_s if self._beat is None else max(patience_s, self._beat.progress_deadline_s)
+        no_beat_s, no_progress_s = now - self._beat_at, now - self._progress_at
+        return max(
+            _Silence(no_beat_s / patience_s, no_beat_s, "sign of life"),
+            _Silence(no_progress_s / deadline_s, no_progress_s, "progress"),
+        )
 
     # ---- requests
 
@@ -187,7 +200,7 @@ class WorkerLink:
         if known is None or beat.progress != known.progress or not (beat.busy and known.busy):
             self._progress_at = now
         self._beat, self._beat_at = beat, now
-        if self._state == "dead" and self._may_resume:
+        if self._state == "dead" and self._may_resume and self._silence().times_patience <= 1:
             logger.warning("worker %s gives signs of life again", self.name)
             self._change("ready")
 
@@ -199,10 +212,19 @@ class WorkerLink:
             if now - ticked_at > 4 * _WATCH_S:  # it was this process that slept: the worker's signs are still unread
                 self._beat_at = self._progress_at = now
             ticked_at = now
-            if self._state == "ready" and now - self._beat_at > self._patience.lost_after_s:
-                self._down(f"no sign of life for {self._patience.lost_after_s:g} s")
+            if self._state == "ready" and (reason := self._lost()) is not None:
+                self._down(reason)
                 if self.on_lost is not None:
                     self.on_lost()
+
+    def _lost(self) -> str | None:
+        assert self._channel is not None
+        if not self._is_supervised and not self._channel.is_connected:
+            return "the connection to it has ended"
+        silence = self._silence()
+        if silence.times_patience <= self._patience.lost_after:
+            return None
+        return f"no {silence.of} for {silence.for_s:.1f} s"
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

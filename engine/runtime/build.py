@@ -17,7 +17,8 @@ from engine.config.engine import EngineConfig
 from engine.config.model import ModelConfig
 from engine.model.kv_pool import KvPool
 from engine.model.load import load_model
-from engine.runtime.loop import Loop, Progress
+from engine.runtime.loop import Loop
+from engine.runtime.progress import Progress
 from engine.runtime.runner import Runner
 from engine.runtime.sampler import Sampler
 from engine.sched.scheduler import Scheduler
@@ -46,8 +47,8 @@ def build(folder: Path, engine: EngineConfig, worker_id: str) -> Built:
     plan = plan_capacity(model_config, engine, _free_bytes(device))
     log.info("%s in %s on %s\n%s", folder, engine.dtype, engine.device, plan.report())
     sampler = Sampler(model_config.vocab_size, device, engine.seed)
-    progress = Progress()
     # On a GPU a layer is done long after it was launched, so that there only whole steps tell of progress.
+    progress = Progress(only_steps=device.type != "cpu")
     on_layer = progress.stamp if device.type == "cpu" else None
     runner = Runner(model, KvPool(plan, device), plan, sampler, on_layer)
     _warm_up(runner, engine, plan)

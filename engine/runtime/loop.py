@@ -10,10 +10,11 @@ import contextlib
 import logging
 import queue
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from engine.runtime.mailroom import Arrived, Left, Letter, Stopping
+from engine.runtime.mailroom import Arrived, Compiled, Left, Letter, Stopping
+from engine.runtime.progress import Progress
 from engine.sched.batch import Output, ScheduledBatch
 from engine.sched.request import Request
 from engine.sched.scheduler import RefusedError, Scheduler
@@ -41,6 +42,7 @@ class StepResult(NamedTuple):
     tokens: dict[Request, int]
     logprobs: dict[Request, TokenLogprobs]
     prompt_logprobs: dict[Request, tuple[TokenLogprobs | None, ...]]  # complete ones
+    stuck: Mapping[Request, str] = {}  # those that no token can follow, and why
 
 
 class StepRunner(Protocol):
@@ -64,24 +66,30 @@ class Post(Protocol):
     def post(self, peer: bytes, messages: Sequence[Message]) -> None: ...
 
 
-class Progress:
-    """Counts what has been done, so that another thread can tell a slow step from one that hangs."""
+class GrammarCompiler(Protocol):
+    def compile(self, submit: Submit, done: Callable[[Compiled], None]) -> None:
+        """Calls `done` once, from another thread."""
+        ...
 
-    __slots__ = ("count",)
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def stamp(self) -> None:
-        self.count += 1
+    def close(self) -> None: ...
 
 
 class Loop:
-    def __init__(self, scheduler: Scheduler, runner: StepRunner, vocab_size: int, progress: Progress) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: StepRunner,
+        vocab_size: int,
+        progress: Progress,
+        grammars: GrammarCompiler | None = None,
+    ) -> None:
+        """Without `grammars` every request that has one is refused."""
         self._scheduler = scheduler
         self._runner = runner
         self._vocab_size = vocab_size
         self._progress = progress
+        self._grammars = grammars
+        self._inbox: queue.SimpleQueue[Letter] = queue.SimpleQueue()
         self._owners: dict[str, bytes] = {}  # of the living requests
         self._outgoing: defaultdict[bytes, list[Message]] = defaultdict(list)
         self._figures = scheduler.figures()
@@ -90,11 +98,14 @@ class Loop:
 
     def beat(self) -> Beat:
         """From any thread."""
-        return Beat(self._progress.count, self._busy, *self._figures)
+        return Beat(
+            self._progress.count, self._busy, *self._figures, progress_deadline_s=self._progress.deadline_s
+        )
 
     def run(self, post: Post) -> bool:
         """Until told to stop. False if it had to end unasked."""
         wait_s: float | None = None
+        self._inbox = post.inbox
         try:
             while self._stopping is None:
                 self._take_letters(post.inbox, wait_s)
@@ -105,6 +116,8 @@ class Loop:
             for request_id in tuple(self._owners):
                 self._fail(request_id, "engine_dead", "the worker is shutting down")
             self._send(post)
+            if self._grammars is not None:
+                self._grammars.close()
 
     # ---- in
 
@@ -127,6 +140,8 @@ class Loop:
                 self._scheduler.drop(request_id)
                 del self._owners[request_id]
             self._outgoing.pop(letter.peer, None)
+        elif isinstance(letter, Compiled):
+            self._start(letter)
         else:
             self._stopping = letter
 
@@ -151,6 +166,13 @@ class Loop:
         else:
             self._owners[submit.request_id] = peer
 
+    def _start(self, compiled: Compiled) -> None:
+        submit = compiled.submit
+        if compiled.refusal is None:
+            self._scheduler.start(submit, compiled.matchers)
+        elif self._scheduler.is_current(submit):
+            self._fail(submit.request_id, "invalid_value", f"the grammar cannot be used: {compiled.refusal}")
+
     # ---- a step
 
     def _step(self) -> float | None:
@@ -169,12 +191,15 @@ class Loop:
         return 0 if batch is not None else _NO_BATCH_WAIT_S
 
     def _run(self, batch: ScheduledBatch) -> None:
+        self._progress.begin_step(batch.num_tokens)
         try:
             result = self._runner.run(batch)
         except Exception as error:  # noqa: BLE001  the one broad except: whatever a batch dies of, the others live on
             self._fail_batch(batch, error)
         else:
-            self._progress.stamp()
+            self._progress.end_step()
+            for request, reason in result.stuck.items():
+                self._fail(request.request_id, "invalid_value", reason)
             for output in self._scheduler.advance(batch, result.tokens):
                 self._tell(output, result)
 

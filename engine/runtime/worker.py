@@ -8,15 +8,17 @@ import argparse
 import gc
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.config.engine import EngineConfig
+from engine.config.log_format import set_up_logging
 from engine.runtime.mailroom import Mailroom, Stopping
 from engine.wire.channel import RouterEnd, WireKey
 
@@ -25,19 +27,21 @@ if TYPE_CHECKING:
 
 EXIT_FAILED = 1
 EXIT_REFUSED = 2  # a flag, the checkpoint or the address is wrong: starting again would not help
-_PARENT_CHECK_S = 1.0
+_PARENT_CHECK_S = 0.25
 
 log = logging.getLogger("engine.runtime.worker")  # also where the module runs as __main__
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    flags = _parser().parse_args(arguments)
-    logging.basicConfig(
-        stream=sys.stderr, level=flags.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    return serve(parser().parse_args(arguments), build_engine)
+
+
+def serve(flags: argparse.Namespace, build: Callable[[argparse.Namespace], Built]) -> int:
+    """Until it is told to stop; the exit status."""
+    set_up_logging(flags.log_level, flags.log_format)
     try:
         router = RouterEnd(flags.listen, WireKey.from_file(flags.wire_key) if flags.wire_key else None)
-        built = _build(flags)
+        built = build(flags)
     except (ValueError, OSError) as error:
         log.critical("cannot start: %s", error)
         return EXIT_REFUSED
@@ -55,9 +59,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0 if built.loop.run(mailroom) else EXIT_FAILED
     finally:
         mailroom.close()
+        if flags.parent_folder is not None and os.getppid() != flags.parent_pid:
+            shutil.rmtree(flags.parent_folder, ignore_errors=True)
 
 
-def _build(flags: argparse.Namespace) -> Built:
+def build_engine(flags: argparse.Namespace) -> Built:
     # Before torch is loaded, with which its thread pool comes: threads that wait for work must not spin, or every
     # operation waits for whoever else uses the cores (100 times as long on two busy ones).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -89,14 +95,15 @@ def _stop_after_parent(parent_pid: int, mailroom: Mailroom) -> None:
     mailroom.inbox.put(Stopping())
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="dots3 worker", description="Serve a checkpoint's engine to gateways.")
-    add = parser.add_argument
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="dots3 worker", description="Serve a checkpoint's engine to gateways.")
+    add = made.add_argument
     add("--listen", required=True, metavar="ADDRESS", help="ipc://PATH or tcp://HOST:PORT")
-    add("--model", required=True, type=Path, metavar="FOLDER")
+    add("--model", required=True, type=Path, metavar="FOLDER", help="checkpoint; dots3 worker: default the bundled one")
     add("--wire-key", type=Path, metavar="FILE", help="a secret shared with the gateways; needed on TCP off loopback")
     add("--worker-id", metavar="NAME")
     add("--parent-pid", type=int, metavar="PID", help="stop when this parent process is gone")
+    add("--parent-folder", type=Path, metavar="FOLDER", help="its folder, to be removed if it is gone without doing so")
     add("--device", default="auto", choices=("auto", "cpu", "cuda"))
     add("--dtype", default="auto", choices=("auto", "bfloat16", "float32"), help="auto: float32 on CPU")
     add("--kv-cache-dtype", default="auto", choices=("auto", "fp8"))
@@ -109,7 +116,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True)
     add("--seed", type=int, help="of requests that bring none")
     add("--log-level", default="info", choices=("debug", "info", "warning", "error"))
-    return parser
+    add("--log-format", default="text", choices=("text", "json"))
+    return made
 
 
 if __name__ == "__main__":

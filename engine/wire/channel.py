@@ -151,6 +151,15 @@ class DealerEnd:
         self._loop.add_reader(self._fd, self._drain)
         self._loop.call_soon(self._drain)
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether a worker takes what is sent now."""
+        if self._socket.closed:
+            return False
+        events = int(self._socket.get(zmq.EVENTS))
+        self._drain()  # asking may swallow an edge too
+        return bool(events & zmq.POLLOUT)
+
     def send(self, frame: bytes) -> bool:
         """False if no worker is connected now, or it has stopped reading."""
         try:

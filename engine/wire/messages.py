@@ -193,6 +193,7 @@ class Beat(Message, frozen=True):
     preemptions: int
     prefix_queries: int  # prompt tokens looked up since start
     prefix_hits: int
+    progress_deadline_s: float = 2.0  # busy and without a change of `progress` for longer: it hangs
 
 
 ToWorker = Submit | Abort | Stop

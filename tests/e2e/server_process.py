@@ -23,6 +23,7 @@ class ServerProcess:
 
     def __init__(self, log: Path, *flags: str) -> None:
         self.log = log
+        began_s = time.monotonic()
         environ = {name: value for name, value in os.environ.items() if not name.startswith("DOTS3_")}
         with log.open("wb") as stderr:
             self.process = subprocess.Popen(
@@ -44,6 +45,7 @@ class ServerProcess:
             raise AssertionError(f"the server did not become ready:\n{log.read_text()[-4000:]}")
         self.address: str = addresses[0]
         self.url = self.address.removesuffix("/v1")
+        self.start_s = time.monotonic() - began_s
 
     def _read(self) -> None:
         assert self.process.stdout is not None

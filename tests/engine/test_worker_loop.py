@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from engine.config.engine import EngineConfig
-from engine.runtime.loop import Loop, Progress, StepResult
+from engine.runtime.loop import Loop, StepResult
 from engine.runtime.mailroom import Arrived, Left, Letter, Stopping
+from engine.runtime.progress import Progress
 from engine.sched.batch import ScheduledBatch
 from engine.sched.scheduler import Scheduler
 from engine.wire.messages import Abort, Failed, Finished, Message, Sampling, Stop, Submit, Tokens, ToWorker

@@ -32,7 +32,7 @@ from server.worker_link import Patience, WorkerLink
 
 REQUEST = Submit("client-chosen", (1, 2, 3), Sampling(max_tokens=5))
 USUAL = Patience()
-FAST = Patience(stalled_after_s=0.5, lost_after_s=1.5)
+FAST = Patience(stalled_after_s=0.5, lost_after=3.0)
 WAIT_S = 5.0
 
 
@@ -255,6 +255,59 @@ def test_silence_is_a_stall_and_then_death_and_a_sign_of_life_ends_both(tmp_path
             assert await worker.until(Abort)
             worker.send(beat(1))
             await eventually(lambda: link.health().state == "ready")
+
+    run(check())
+
+
+def test_a_worker_that_says_its_steps_take_longer_has_longer(tmp_path: Path) -> None:
+    async def check() -> None:
+        now = [1000.0]
+        async with connected(tmp_path, clock=lambda: now[0]) as (worker, link):
+            states = []
+            for second in range(12):
+                now[0] += 1.0
+                sent = Beat(1, True, second, 0, {}, 0, 0, 0, progress_deadline_s=8.0)
+                worker.send(sent)
+                await eventually(lambda sent=sent: link.health().beat == sent)  # type: ignore[misc]
+                states.append(link.health().state)
+            assert states == ["ready"] * 9 + ["stalled"] * 3
+
+    run(check())
+
+
+def test_a_worker_without_progress_for_long_is_dead_until_it_moves(tmp_path: Path) -> None:
+    async def check() -> None:
+        now = [1000.0]
+        async with connected(tmp_path, clock=lambda: now[0]) as (worker, link):
+            submission = link.submit(REQUEST)
+            for _ in range(9):
+                now[0] += 0.9
+                worker.send(beat(1, busy=True))
+                await asyncio.sleep(0.3)
+            assert isinstance((await all_of(submission))[-1], Failed)
+            health = link.health()
+            assert (health.state, "no progress for " in str(health.detail)) == ("dead", True)
+            worker.send(beat(1, busy=True))
+            await asyncio.sleep(0.1)
+            assert link.health().state == "dead"
+            worker.send(beat(2, busy=True))
+            await eventually(lambda: link.health().state == "ready")
+
+    run(check())
+
+
+def test_a_worker_whose_connection_ends_is_dead_at_once(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with connected(tmp_path) as (worker, link):
+            submission = link.submit(REQUEST)
+            await worker.until(Submit)
+            worker.router.close()
+            began = time.monotonic()
+            (failed,) = await all_of(submission)
+            assert time.monotonic() - began < 1.0
+            assert isinstance(failed, Failed)
+            assert link.health().state == "dead"
+            assert "the connection to it has ended" in failed.message
 
     run(check())
 

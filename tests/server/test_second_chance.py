@@ -66,9 +66,7 @@ def test_a_chance_waits_for_a_worker_and_gives_up_in_time() -> None:
         ready = [False]
         chances = SecondChances(lambda: ready[0], wait_s=0.2)
         late = chances.one(DEATH)
-        with pytest.raises(
-            RequestError, match="the worker died; no other took the request over within 0.2 s"
-        ) as raised:
+        with pytest.raises(RequestError, match=r"the worker died; no other took .* within 0\.2 s") as raised:
             await late.begin()
         assert raised.value.code == "engine_dead"
         late.end()

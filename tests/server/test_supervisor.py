@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from engine.runtime.worker import _parser
+from engine.runtime.worker import parser
 from engine.wire.messages import Failed, Finished, Sampling, Submit, Tokens
 from server.settings import load_settings
 from server.supervisor import Pace, Supervisor, WorkerStartError
 from server.worker_command import worker_command
 from server.worker_link import Patience, WorkerLink
-from tests.support.scripted_worker import ECHO, EXIT, EXIT_STATUS, HOLD, MAX_MODEL_LEN
+from tests.support.scripted_worker import ECHO, EXIT, EXIT_STATUS, HOLD, MAX_MODEL_LEN, STALL
 
 USUAL = Patience()
 PACE = Pace(ready_timeout_s=20, stop_timeout_s=1, first_delay_s=0.05, longest_delay_s=0.2)
@@ -156,7 +156,7 @@ def test_a_worker_that_is_never_ready_is_given_up(tmp_path: Path) -> None:
 
 def test_a_frozen_worker_is_killed_and_replaced(tmp_path: Path) -> None:
     async def check() -> None:
-        patience = Patience(stalled_after_s=0.6, lost_after_s=1.2)
+        patience = Patience(stalled_after_s=0.6, lost_after=2.0)
         async with supervised(tmp_path, patience=patience) as (supervisor, link):
             first = await supervisor.start()
             running = link.submit(submit(HOLD))
@@ -166,6 +166,26 @@ def test_a_frozen_worker_is_killed_and_replaced(tmp_path: Path) -> None:
             await eventually(lambda: link.health().state == "ready")
             assert link.health().pid != first.pid
             assert not is_alive(first.pid)
+
+    run(check())
+
+
+def test_a_worker_that_loops_is_killed_and_replaced(tmp_path: Path) -> None:
+    """Its beats go on, and say that there is work which does not move."""
+
+    async def check() -> None:
+        patience = Patience(stalled_after_s=0.5, lost_after=2.0)
+        async with supervised(tmp_path, "--progress-deadline", "0.6", patience=patience) as (supervisor, link):
+            first = await supervisor.start()
+            running = link.submit(submit(STALL))
+            await eventually(lambda: link.health().state == "stalled")
+            assert "no progress" in str(link.health().detail)
+            (failed,) = await running.receive()
+            assert isinstance(failed, Failed)
+            assert "no progress for 1." in failed.message
+            await eventually(lambda: link.health().state == "ready")
+            assert link.health().pid != first.pid
+            assert await answer(link, ECHO, 9) == [9]
 
     run(check())
 
@@ -197,8 +217,9 @@ def test_a_stop_amid_a_restart_leaves_no_process(tmp_path: Path) -> None:
 
 def test_the_worker_knows_every_flag_of_its_command_line(tmp_path: Path) -> None:
     flags = {"model": str(tmp_path), "seed": "1", "max_model_len": "9", "enable_prefix_caching": "false"}
-    command = worker_command(load_settings(flags, environ={}), "w0", "ipc:///tmp/x")
+    command = worker_command(load_settings(flags, environ={}), "w0", tmp_path)
     assert command[:3] == [sys.executable, "-m", "engine.runtime.worker"]
-    parsed = _parser().parse_args(command[3:])
-    assert (parsed.listen, parsed.model, parsed.parent_pid) == ("ipc:///tmp/x", tmp_path, os.getpid())
+    parsed = parser().parse_args(command[3:])
+    assert (parsed.listen, parsed.model, parsed.parent_pid) == (f"ipc://{tmp_path}/w0", tmp_path, os.getpid())
+    assert (parsed.parent_folder, parsed.log_format) == (tmp_path, "text")
     assert (parsed.seed, parsed.max_model_len, parsed.enable_prefix_caching) == (1, 9, False)

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 
 from server.settings import Settings
 from server.worker_command import worker_command
@@ -9,14 +10,15 @@ from server.worker_command import worker_command
 
 def test_settings_become_flags() -> None:
     settings = Settings(model="/models/m", device="cpu", max_model_len=100, seed=0, enable_prefix_caching=False)
-    command = worker_command(settings, "worker-0", "ipc:///run/w")
+    command = worker_command(settings, "worker-0", Path("/run/w"))
     assert command[:3] == [sys.executable, "-m", "engine.runtime.worker"]
     pairs = dict(zip(command[3:-1:2], command[4:-1:2], strict=True))
     assert pairs == {
-        "--listen": "ipc:///run/w",
+        "--listen": "ipc:///run/w/worker-0",
         "--model": "/models/m",
         "--worker-id": "worker-0",
         "--parent-pid": str(os.getpid()),
+        "--parent-folder": "/run/w",
         "--device": "cpu",
         "--dtype": "auto",
         "--kv-cache-dtype": "auto",
@@ -24,9 +26,10 @@ def test_settings_become_flags() -> None:
         "--gpu-memory-utilization": "0.9",
         "--seed": "0",
         "--log-level": "info",
+        "--log-format": "text",
     }
     assert command[-1] == "--no-enable-prefix-caching"
 
 
 def test_another_python_may_run_it() -> None:
-    assert worker_command(Settings(worker_python="/env/bin/python"), "w", "ipc:///w")[0] == "/env/bin/python"
+    assert worker_command(Settings(worker_python="/env/bin/python"), "w", Path("/w"))[0] == "/env/bin/python"

@@ -40,13 +40,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--refuse", help="say this and end")
     parser.add_argument("--never-ready", action="store_true")
     parser.add_argument("--ignore-sigterm", action="store_true")
+    parser.add_argument("--progress-deadline", type=float, default=2.0)
     flags = parser.parse_args(arguments)
     if flags.refuse:
         sys.stderr.write(flags.refuse + "\n")
         return 2
     if flags.never_ready:
         time.sleep(600)
-    worker = _Worker(flags.listen)
+    worker = _Worker(flags.listen, flags.progress_deadline)
     signal.signal(
         signal.SIGTERM,
         signal.SIG_IGN if flags.ignore_sigterm else lambda *_: worker.mailroom.inbox.put(Stopping()),
@@ -57,7 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class _Worker:
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, progress_deadline_s: float) -> None:
+        self._progress_deadline_s = progress_deadline_s
         self._busy = False
         self._held: dict[str, Submit] = {}
         self.mailroom = Mailroom(RouterEnd(address), _ready(), self._beat)
@@ -71,7 +73,7 @@ class _Worker:
         self.mailroom.close()
 
     def _beat(self) -> Beat:
-        return Beat(1, self._busy, len(self._held), 0, {"dsa": 0.5}, 0, 0, 0)
+        return Beat(1, self._busy, len(self._held), 0, {"dsa": 0.5}, 0, 0, 0, self._progress_deadline_s)
 
     def _answers(self, message: Submit | Abort | Stop) -> list[Message]:
         if isinstance(message, Submit):

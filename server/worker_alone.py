@@ -1,0 +1,71 @@
+"""The process of `dots3 worker`: starts the worker as its child, and starts it again when it ends or hangs.
+
+It listens to the worker's beats as a gateway does. Knows nothing of requests, which pass it by.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from engine.config.log_format import set_up_logging
+from engine.wire.channel import AddressError, WireKey
+from server.supervisor import Supervisor, WorkerStartError
+from server.worker_link import WorkerLink
+
+logger = logging.getLogger("dots3.worker")
+
+EXIT_FAILED = 1
+EXIT_REFUSED = 2
+
+
+def run_worker(
+    address: str, key_file: Path | None, log_level: str, log_format: str, worker_flags: Sequence[str]
+) -> int:
+    """Until it is told to stop; the exit status. `worker_flags` are those of the worker's own command line."""
+    set_up_logging(log_level, log_format)
+    command = [sys.executable, "-m", "engine.runtime.worker", *worker_flags, "--parent-pid", str(os.getpid())]
+    try:
+        key = WireKey.from_file(key_file) if key_file is not None else None
+    except (AddressError, OSError) as error:
+        logger.critical("cannot start: %s", error)
+        return EXIT_REFUSED
+    return asyncio.run(_run(command, address, key))
+
+
+async def _run(command: Sequence[str], address: str, key: WireKey | None) -> int:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    link = WorkerLink("worker", address, key)
+    try:
+        link.start()
+    except AddressError as error:
+        logger.critical("cannot start: %s", error)
+        return EXIT_REFUSED
+    supervisor = Supervisor(command, link)
+    starting = asyncio.create_task(supervisor.start())
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+            await stopping
+        return 0
+    except WorkerStartError as error:
+        # The worker's own words have been passed on already.
+        logger.critical("cannot start: %s", str(error).splitlines()[0])
+        return EXIT_FAILED if error.returncode is None else error.returncode
+    finally:
+        for task in (starting, stopping):
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(starting, stopping, return_exceptions=True)
+        await supervisor.stop()
+        await link.close()
