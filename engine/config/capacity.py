@@ -73,6 +73,8 @@ class CapacityPlan:
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    max_encoder_tokens: int = 0  # media tokens encoded in one step, unless a single item is longer
+    encoder_cache_tokens: int = 0  # media tokens whose embeddings are kept
 
     @property
     def groups(self) -> tuple[GroupPlan, GroupPlan]:
@@ -149,6 +151,8 @@ def plan_capacity(model: ModelConfig, engine: EngineConfig, free_bytes: int) -> 
         max_model_len=engine.max_model_len or model.max_position_embeddings,
         max_num_seqs=engine.max_num_seqs,
         max_num_batched_tokens=engine.max_num_batched_tokens,
+        max_encoder_tokens=engine.max_encoder_tokens,
+        encoder_cache_tokens=engine.encoder_cache_bytes // (model.hidden * _DTYPE_BYTES[engine.dtype]),
     )
     return _limited(plan, engine.max_model_len, model.max_position_embeddings)
 

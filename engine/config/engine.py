@@ -24,6 +24,8 @@ class EngineConfig:
     max_model_len: int | None = None  # tokens of prompt and answer; None: what model and cache allow
     max_num_seqs: int = 64  # sequences that run at once
     max_num_batched_tokens: int = 512  # of one step: bounds how long a prefill holds up the others
+    max_encoder_tokens: int = 1024  # of pictures and sounds encoded in one step; a single item may have more
+    encoder_cache_bytes: int = 64 << 20  # for their embeddings, so that the same item is not encoded again
     cache_bytes: int | None = None  # None: from the free memory
     gpu_memory_utilization: float = 0.9
     enable_prefix_caching: bool = True
@@ -35,6 +37,7 @@ class EngineConfig:
         defaults: dict[str, Any] = {"device": device}
         if device == "cuda":
             defaults |= {"dtype": "bfloat16", "page_size": 64, "max_num_seqs": 256, "max_num_batched_tokens": 8192}
+            defaults |= {"max_encoder_tokens": 8192, "encoder_cache_bytes": 1 << 30}
         known = {field.name for field in fields(cls)}
         if unknown := sorted(given.keys() - known):
             raise ValueError(f"the engine has no setting {', '.join(unknown)}")
@@ -44,7 +47,10 @@ class EngineConfig:
         for name, choices in (("device", Device), ("dtype", Dtype), ("kv_cache_dtype", Literal["auto", "fp8"])):
             if (value := getattr(self, name)) not in get_args(choices):
                 raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}, got {value!r}")
-        for name in ("page_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "cache_bytes"):
+        for name in (
+            *("page_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "cache_bytes"),
+            *("max_encoder_tokens", "encoder_cache_bytes"),
+        ):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if self.max_num_batched_tokens < self.max_num_seqs:

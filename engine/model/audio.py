@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.config.encoders import CHUNK_TOKENS, MEL_BANDS, AudioConfig
 from engine.kernels.ops import Norm, Ops
-from engine.model.blocks import Weights
+from engine.model.blocks import LayerNorm, Weights
 from engine.model.packed import Packing, attention
 
 FRAMES_PER_TOKEN = 8  # three convolutions halve the frames
@@ -82,7 +82,7 @@ class AudioEncoder:
             _Layer(weights, f"{prefix}.layers.{index}", config, ops) for index in range(config.num_layers)
         ]  # fmt: skip
         self._norm = Norm.of([weights.take_float(f"{prefix}.layer_norm.weight", width)], _EPS)
-        self._adapter_norm = [weights.take(f"{adapter}.0.{part}", width) for part in ("weight", "bias")]
+        self._adapter_norm = LayerNorm(weights, f"{adapter}.0", width, _ADAPTER_EPS)
         self._inner = _linear(weights, f"{adapter}.1", out, width)
         self._outer = _linear(weights, f"{adapter}.3", out, out)
         self._cos, self._sin = _turns(config, self._projection)
@@ -100,8 +100,7 @@ class AudioEncoder:
             if on_layer is not None:
                 on_layer()
         hidden = self._ops.rms_norm(hidden, self._norm)
-        normed = F.layer_norm(hidden, (self.config.width,), *self._adapter_norm, eps=_ADAPTER_EPS)
-        return self._outer(F.gelu(self._inner(normed)))
+        return self._outer(F.gelu(self._inner(self._adapter_norm(hidden))))
 
     def _stem(self, chunks: Sequence[Chunk], on_layer: Callable[[], None] | None) -> Tensor:
         """All chunks on one strip of frames, gaps between them, through the convolutions → [tokens, width]."""
@@ -157,5 +156,5 @@ def _turned(x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
     """The first channels of each head [tokens, heads, channels] rotated: channel i with i + half of them."""
     cos, sin = turns
     half = cos.shape[-1]
-    first, second, rest = x.split([half, half, x.shape[-1] - 2 * half], dim=-1)
+    first, second, rest = torch.split(x, [half, half, x.shape[-1] - 2 * half], dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from engine.kernels.ops import Ops
@@ -32,6 +33,15 @@ def turns_table(theta: float, width: int, positions: int, device: torch.device) 
 def turned(weight: Tensor) -> Tensor:
     """[out, in] as in the checkpoint → [in, out], contiguous: a single row is multiplied up to twice as fast so."""
     return weight.T.contiguous()
+
+
+class LayerNorm:
+    def __init__(self, weights: Weights, prefix: str, width: int, eps: float) -> None:
+        self._weight, self._bias = (weights.take(f"{prefix}.{part}", width) for part in ("weight", "bias"))
+        self._eps = eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self._weight.shape, self._weight, self._bias, self._eps)
 
 
 class MlpParts(NamedTuple):

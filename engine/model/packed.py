@@ -26,13 +26,17 @@ def attention(q: Tensor, k: Tensor, v: Tensor, packing: Packing) -> Tensor:
     """Each [tokens, heads, width] → [tokens, heads · width]: every token attends to all of its own sequence."""
     if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16):
         bounds, longest = packing.bounds, packing.longest
-        return varlen_attn(q, k, v, bounds, bounds, longest, longest).flatten(1)
+        attended = varlen_attn(q, k, v, bounds, bounds, longest, longest)
+        assert isinstance(attended, Tensor)
+        return attended.flatten(1)
     out = torch.empty_like(q)
     start = 0
     for length, count in packing.runs:
         end = start + length * count
-        rows = [part[start:end].view(count, length, *part.shape[1:]).transpose(1, 2) for part in (q, k, v)]
-        attended = F.scaled_dot_product_attention(*rows)
+        queries, keys, values = (
+            part[start:end].view(count, length, *part.shape[1:]).transpose(1, 2) for part in (q, k, v)
+        )
+        attended = F.scaled_dot_product_attention(queries, keys, values)
         out[start:end] = attended.transpose(1, 2).reshape(end - start, *q.shape[1:])
         start = end
     return out.flatten(1)

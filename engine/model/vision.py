@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.config.encoders import VisionConfig
 from engine.kernels.ops import Norm, Ops, Routing
-from engine.model.blocks import DenseMlp, MlpParts, Weights
+from engine.model.blocks import DenseMlp, LayerNorm, MlpParts, Weights
 from engine.model.moe import take_experts
 from engine.model.packed import Packing, attention
 
@@ -92,9 +92,8 @@ class _Adapter:
 
     def __init__(self, weights: Weights, config: VisionConfig) -> None:
         prefix = "vision_encoder.adapter"
-        self._width = config.width
         merged = config.width * config.merge_size**2
-        self._norm = [weights.take(f"{prefix}.ln_q.{part}", config.width) for part in ("weight", "bias")]
+        self._norm = LayerNorm(weights, f"{prefix}.ln_q", config.width, _ADAPTER_EPS)
         self._inner = (
             weights.take(f"{prefix}.mlp.0.weight", merged, merged),
             weights.take(f"{prefix}.mlp.0.bias", merged),
@@ -105,7 +104,7 @@ class _Adapter:
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        tokens = F.layer_norm(x, (self._width,), *self._norm, eps=_ADAPTER_EPS).view(-1, self._inner[0].shape[1])
+        tokens = self._norm(x).view(-1, self._inner[0].shape[1])
         return F.linear(F.gelu(F.linear(tokens, *self._inner)), *self._outer)
 
 

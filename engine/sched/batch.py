@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from engine.sched.encodings import EncoderWork
+from engine.sched.parts import Span
 from engine.sched.request import Request
 from engine.wire.messages import Finished, FinishReason
 
@@ -18,12 +20,14 @@ class Scheduled(NamedTuple):
     dsa_pages: tuple[int, ...]  # by page number of the sequence
     swa_pages: tuple[int, ...]  # the same; -1 where the page has left the window
     samples: bool  # the token after the last one is wanted
+    media: tuple[Span, ...] = ()  # embeddings that stand in the place of those of `token_ids`
 
 
 class ScheduledBatch(NamedTuple):
     items: tuple[Scheduled, ...]  # decodes first
     num_decodes: int
     num_tokens: int
+    encoder: EncoderWork = EncoderWork((), ())
 
 
 class Output(NamedTuple):

@@ -9,6 +9,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from engine.cache.groups import SequencePages
+from engine.sched.parts import Part, prefix_keys
 from engine.wire.messages import FinishReason, Sampling
 
 if TYPE_CHECKING:
@@ -26,8 +27,8 @@ class Request:
     """Equal only to itself, and hashable: others may key their own state by it."""
 
     __slots__ = (
-        *("__weakref__", "_max_tokens", "_stop_ids", "finish_reason", "index", "num_computed", "num_prompt"),
-        *("num_truncated", "pages", "rank", "sampling", "state", "submission", "tokens"),
+        *("__weakref__", "_max_tokens", "_stop_ids", "finish_reason", "index", "keys", "num_computed"),
+        *("num_prompt", "num_truncated", "pages", "rank", "sampling", "state", "submission", "tokens"),
     )
 
     def __init__(self, submission: Submission, index: int, max_model_len: int) -> None:
@@ -37,6 +38,8 @@ class Request:
         self.sampling: Sampling = submit.sampling
         self.rank = (submit.priority, submission.arrival, index)  # the lower runs first and is preempted last
         self.tokens = list(submit.prompt_ids)  # the prompt's, then the answer's
+        # What the prefix cache compares: the tokens, with media in the place of their placeholders.
+        self.keys = prefix_keys(self.tokens, submission.parts) if submission.parts else self.tokens
         self.num_prompt = len(self.tokens)
         self.num_computed = 0
         self.num_truncated = 0  # last tokens of the answer that are not part of it
@@ -49,6 +52,11 @@ class Request:
     @property
     def request_id(self) -> str:
         return self.submission.submit.request_id
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Its media."""
+        return self.submission.parts
 
     @property
     def num_output(self) -> int:
@@ -101,6 +109,8 @@ class Request:
     def append(self, token: int) -> FinishReason | None:
         """Takes a sampled token. Returns why the answer is complete with it, if it is."""
         self.tokens.append(token)
+        if self.keys is not self.tokens:
+            self.keys.append(token)
         num_output = len(self.tokens) - self.num_prompt
         if token in self._stop_ids and num_output > self.sampling.min_tokens:
             return "stop"

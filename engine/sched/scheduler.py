@@ -16,6 +16,8 @@ from engine.cache.groups import HybridCache, SequencePages
 from engine.config.capacity import CapacityPlan
 from engine.config.engine import EngineConfig
 from engine.sched.batch import Output, ScheduledBatch
+from engine.sched.encodings import Encodings
+from engine.sched.parts import Part
 from engine.sched.ranked import Ranked
 from engine.sched.request import Request, State
 from engine.sched.step import Step
@@ -50,6 +52,7 @@ class Scheduler:
     def __init__(self, config: EngineConfig, plan: CapacityPlan, clock: Callable[[], float] = time.monotonic) -> None:
         self._plan = plan
         self._cache = HybridCache(plan, config.enable_prefix_caching)
+        self._encodings = Encodings(plan.encoder_cache_tokens, plan.max_encoder_tokens)
         self._clock = clock
         self._submissions: dict[str, Submission] = {}
         self._waiting = Ranked()
@@ -66,7 +69,8 @@ class Scheduler:
 
     # ---- requests come and go
 
-    def submit(self, submit: Submit) -> None:
+    def submit(self, submit: Submit, parts: tuple[Part, ...] = ()) -> None:
+        """`parts`: of its media, in the order of their offsets, none longer than what is kept of encoder outputs."""
         if submit.request_id in self._submissions:
             raise RefusedError("invalid_value", f"request id {submit.request_id!r} is in use")
         length = len(submit.prompt_ids)
@@ -80,7 +84,7 @@ class Scheduler:
         now = self._clock()
         kept = self._cache.kept_pages((*submit.keep_offsets, length))
         self._num_submissions += 1
-        submission = Submission(submit, self._num_submissions, now, kept, self._plan.max_model_len)
+        submission = Submission(submit, parts, self._num_submissions, now, kept, self._plan.max_model_len)
         self._submissions[submit.request_id] = submission
         self._num_unfinished += submit.n
         if submit.deadline_s is not None:
@@ -138,6 +142,7 @@ class Scheduler:
     def schedule(self) -> ScheduledBatch | None:
         """The next batch; None if there is nothing to do."""
         self._num_steps += 1
+        self._encodings.begin_step()
         step = Step(self._plan.max_num_batched_tokens)
         prefills = []
         for request in self._running:
@@ -150,15 +155,17 @@ class Scheduler:
         for request in prefills:
             if step.budget and request.state is State.RUNNING:
                 wanted = min(request.num_remaining, step.budget)
-                if num_tokens := self._make_room(request, wanted, step):
+                if num_tokens := self._with_media(request, self._make_room(request, wanted, step)):
                     step.add(request, num_tokens)
         if not step.preempted or self._alone is not None:
             self._admit(step)
-        return step.batch()
+        batch = step.batch()
+        return None if batch is None else batch._replace(encoder=self._encodings.work())
 
     def advance(self, batch: ScheduledBatch, sampled: Mapping[Request, int]) -> list[Output]:
         """The batch has run. `sampled`: the new token of each request in it that samples."""
         outputs = []
+        self._encodings.ran()
         for item in batch.items:
             request = item.request
             pages = request.pages
@@ -166,7 +173,9 @@ class Scheduler:
                 continue  # ended while the batch ran
             computed = request.num_computed = item.start + item.num_tokens
             if computed >= pages.next_event:
-                self._cache.computed(pages, request.tokens, computed)
+                self._cache.computed(pages, request.keys, computed)
+            if request.parts:
+                self._encodings.computed(request, computed)
             if not item.samples and computed < len(request.tokens):
                 continue
             if request.index == 0 and len(request.tokens) == request.num_prompt:
@@ -225,8 +234,10 @@ class Scheduler:
             if request is None:
                 return
             num_tokens = self._start(request, step.budget)
-            if not num_tokens:
+            if num_tokens is None:
                 self._next_try = self._num_steps + _STEPS_BETWEEN_TRIES
+                return
+            if num_tokens == 0:
                 return
             step.add(request, num_tokens)
 
@@ -235,13 +246,16 @@ class Scheduler:
             return self._waiting.best
         return self._alone if self._alone.state is State.WAITING else None
 
-    def _start(self, request: Request, budget: int) -> int:
-        """Makes it run, if there is room for all its tokens. Returns how many it may compute in this step."""
+    def _start(self, request: Request, budget: int) -> int | None:
+        """Makes it run, if there is room for all its tokens. Returns how many it may compute in this step.
+
+        None: it does not run. 0: it does, but its media cannot be encoded in this step any more.
+        """
         pages = self._begin(request)
         company = len(self._running)
         if company and not self._cache.has_room(pages, len(request.tokens), spare_pages=company):
             self._cache.end(pages, resumes=True)
-            return 0
+            return None
         num_tokens = self._grow_first(request, pages, budget)
         if num_tokens == 0 and company == 0:
             self._cache.end(pages, resumes=True)
@@ -250,17 +264,18 @@ class Scheduler:
             num_tokens = self._grow_first(request, pages, budget)
         if num_tokens == 0:
             self._cache.end(pages, resumes=True)
-            return 0
+            return None
         self._note_start(request, pages.num_hit)
         self._waiting.remove(request)
         request.run(pages)
         self._running.add(request)
-        return num_tokens
+        self._encodings.computed(request, request.num_computed)
+        return self._with_media(request, num_tokens)
 
     def _begin(self, request: Request) -> SequencePages:
         submission = request.submission
         salt = submission.submit.cache_salt
-        return self._cache.begin(request.tokens, salt, submission.kept, reuse=not request.reads_prompt)
+        return self._cache.begin(request.keys, salt, submission.kept, reuse=not request.reads_prompt)
 
     def _grow_first(self, request: Request, pages: SequencePages, budget: int) -> int:
         return self._cache.grow(pages, min(len(request.tokens), pages.num_hit + budget)) - pages.num_hit
@@ -272,6 +287,10 @@ class Scheduler:
             submission.cached_tokens = num_hit
             self._prefix_queries += request.num_prompt
             self._prefix_hits += num_hit
+
+    def _with_media(self, request: Request, num_tokens: int) -> int:
+        """How many of its next tokens have their embeddings in this step."""
+        return self._encodings.reserve(request, request.num_computed, num_tokens) if request.parts else num_tokens
 
     # ---- queues and ends
 
@@ -292,6 +311,7 @@ class Scheduler:
             self._running.remove(request)
         elif request.state is State.WAITING:
             self._waiting.remove(request)
+        self._encodings.release(request)
         request.end(reason)
         self._num_unfinished -= 1
         self._next_try = 0
@@ -326,4 +346,5 @@ class Scheduler:
         assert self._num_unfinished == sum(choice.state is not State.ENDED for choice in choices)
         assert all(choice.num_computed < len(choice.tokens) for choice in choices if choice.state is not State.ENDED)
         assert self._alone is None or all(request is self._alone for request in self._running)
+        self._encodings.check_integrity([choice for choice in choices if choice.state is not State.ENDED])
         self._cache.check_integrity(request.pages for request in self._running if request.pages is not None)

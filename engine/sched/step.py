@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from engine.sched.batch import Scheduled, ScheduledBatch
+from engine.sched.parts import spans_within
 from engine.sched.request import Request
 
 
@@ -32,6 +33,7 @@ class Step:
             end = start + num_tokens
             ids = tuple(request.tokens[start:end])
             samples = end == len(request.tokens) and request.sampling.max_tokens > 0
-            item = Scheduled(request, start, num_tokens, ids, *pages.tables, samples)
+            media = spans_within(request.parts, start, num_tokens) if request.parts else ()
+            item = Scheduled(request, start, num_tokens, ids, *pages.tables, samples, media)
             (decodes if request.decodes else prefills).append(item)
         return ScheduledBatch((*decodes, *prefills), len(decodes), sum(self._planned.values()))

@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+from engine.sched.parts import Part
 from engine.sched.request import Request, State
 from engine.wire.messages import Finished, Submit
 
 
 class Submission:
-    __slots__ = ("aborted", "arrival", "cached_tokens", "choices", "first_step", "kept", "received", "submit")
+    __slots__ = (
+        "aborted",
+        "arrival",
+        "cached_tokens",
+        "choices",
+        "first_step",
+        "kept",
+        "parts",
+        "received",
+        "submit",
+    )
 
-    def __init__(self, submit: Submit, arrival: int, received: float, kept: frozenset[int], max_model_len: int) -> None:
+    def __init__(
+        self,
+        submit: Submit,
+        parts: tuple[Part, ...],
+        arrival: int,
+        received: float,
+        kept: frozenset[int],
+        max_model_len: int,
+    ) -> None:
         self.submit = submit
+        self.parts = parts  # of its media, in the order of their offsets
         self.arrival = arrival  # counts submissions
         self.received = received  # seconds, as first_step
         self.first_step: float | None = None

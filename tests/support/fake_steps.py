@@ -1,16 +1,20 @@
 """A model without weights for scheduler tests: a row of the cache is a digest of all tokens up to it; so are answers.
 
 It reads every row that attention would read, through the tables of the batch, and fails if one of them is not that of
-the request's own history: a page given away too early, found wrongly or never written cannot go unseen.
+the request's own history: a page given away too early, found wrongly or never written cannot go unseen. A placeholder
+counts as what fills it, which must have been encoded and not forgotten.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from engine.config.capacity import CapacityPlan, GroupPlan, RowPart
 from engine.config.engine import EngineConfig
 from engine.sched.batch import Output, Scheduled, ScheduledBatch
+from engine.sched.parts import Part, PartKey, prefix_keys
 from engine.sched.request import Request
 from engine.sched.scheduler import Scheduler
 from engine.wire.messages import Finished, FinishReason, Sampling, Submit
@@ -78,13 +82,44 @@ class FakeModel:
         self._window = plan.window
         self._dsa: dict[int, int] = {}  # slot → row
         self._swa: dict[int, int] = {}
+        self._encoder_cache_tokens = plan.encoder_cache_tokens
+        self._encoder_tokens = plan.max_encoder_tokens
+        self.encoded: dict[PartKey, int] = {}  # tokens of what is kept
+        self.encodes: list[PartKey] = []  # since the start
 
     def run(self, batch: ScheduledBatch) -> dict[Request, int]:
         assert batch.num_tokens == sum(item.num_tokens for item in batch.items)
         assert len({item.request for item in batch.items}) == len(batch.items)
+        self._encode(batch)
         for item in batch.items:  # all rows are written before any is read, as in a layer
             self._write(item)
         return {item.request: token for item in batch.items if (token := self._read(item)) is not None}
+
+    def _encode(self, batch: ScheduledBatch) -> None:
+        for key in batch.encoder.forgotten:
+            del self.encoded[key]
+        made = [part.num_tokens for part in batch.encoder.encodes]
+        assert len(made) == 1 or sum(made) <= self._encoder_tokens
+        for part in batch.encoder.encodes:
+            assert part.key not in self.encoded
+            self.encoded[part.key] = part.num_tokens
+            self.encodes.append(part.key)
+        assert sum(self.encoded.values()) <= self._encoder_cache_tokens
+        for item in batch.items:
+            self._check_media(item)
+
+    def _check_media(self, item: Scheduled) -> None:
+        filled = {}
+        for span in item.media:
+            assert span.first + span.num_rows <= self.encoded[span.key]
+            for row in range(span.num_rows):
+                filled[item.start + span.place + row] = (span.key, span.first + row)
+        assert filled == {
+            part.offset + row: (part.key, row)
+            for part in item.request.parts
+            for row in range(part.num_tokens)
+            if item.start <= part.offset + row < item.start + item.num_tokens
+        }
 
     def _slot(self, table: tuple[int, ...], position: int) -> int:
         page = table[position // self._page_size]
@@ -94,14 +129,14 @@ class FakeModel:
     def _write(self, item: Scheduled) -> None:
         end = item.start + item.num_tokens
         assert item.token_ids == tuple(item.request.tokens[item.start : end])
-        values = digest(item.request.tokens[:end], item.request.submission.submit.cache_salt)
+        values = digest(item.request.keys[:end], item.request.submission.submit.cache_salt)
         for position in range(item.start, end):
             self._dsa[self._slot(item.dsa_pages, position)] = values[position]
             self._swa[self._slot(item.swa_pages, position)] = values[position]
 
     def _read(self, item: Scheduled) -> int | None:
         end = item.start + item.num_tokens
-        values = digest(item.request.tokens[:end], item.request.submission.submit.cache_salt)
+        values = digest(item.request.keys[:end], item.request.submission.submit.cache_salt)
         for position in range(end):
             assert self._dsa[self._slot(item.dsa_pages, position)] == values[position]
         for position in range(max(0, item.start - self._window + 1), end):
@@ -117,7 +152,7 @@ class Run:
         self.now = 0.0
         self.scheduler = Scheduler(EngineConfig(enable_prefix_caching=enable_prefix_caching), plan, lambda: self.now)
         self.model = FakeModel(plan)
-        self.submits: dict[str, Submit] = {}
+        self.submits: dict[str, Submit] = {}  # placeholders as what fills them
         self.answers: dict[tuple[str, int], list[int]] = {}
         self.reasons: dict[tuple[str, int], FinishReason] = {}
         self.finished: dict[str, Finished] = {}
@@ -129,13 +164,14 @@ class Run:
         prompt: Sequence[int],
         max_tokens: int = 8,
         sampling: Sampling | None = None,
+        parts: Sequence[Part] = (),
         **fields: object,
     ) -> None:
         """`sampling` instead of `max_tokens` and the usual stop id."""
         sampling = sampling or Sampling(max_tokens=max_tokens, stop_token_ids=(STOP_ID,))
         submit = Submit(request_id=request_id, prompt_ids=tuple(prompt), sampling=sampling, **fields)  # type: ignore[arg-type]
-        self.scheduler.submit(submit)
-        self.submits[request_id] = submit
+        self.scheduler.submit(submit, tuple(parts))
+        self.submits[request_id] = msgspec.structs.replace(submit, prompt_ids=tuple(prefix_keys(prompt, parts)))
 
     def take(self, finished: Finished | None) -> None:
         if finished is not None:
