@@ -67,7 +67,7 @@ def _functions(functions: Sequence[dict[str, Any]], all_strict: bool) -> tuple[F
     return tuple(
         Function(
             name=function["name"],
-            parameters=None if function.get("parameters") is None else schema_text(function["parameters"], "tools"),
+            parameters=None if function.get("parameters") is None else schema_text(function["parameters"]),
             strict=all_strict or function.get("strict", False),
         )
         for function in functions

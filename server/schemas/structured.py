@@ -88,12 +88,9 @@ class StructuredFields(GenerationFields):
         return self
 
 
-def schema_text(schema: Mapping[str, Any], path: str) -> str:
+def schema_text(schema: Mapping[str, Any]) -> str:
     """As JSON, keys in the client's order."""
-    try:
-        return json.dumps(schema, ensure_ascii=False)
-    except ValueError as error:  # an integer of more digits than Python prints
-        raise RequestError("invalid_value", f"`{path}` cannot be written as JSON: {error}", path) from error
+    return json.dumps(schema, ensure_ascii=False)
 
 
 def _response_format(raw: Any) -> AnswerForm | None:
@@ -120,7 +117,7 @@ def _response_format(raw: Any) -> AnswerForm | None:
     schema = described.get("schema")
     if not isinstance(schema, dict):
         raise wrong(f"{path}.schema", "a JSON schema object", schema)
-    return AnswerForm(JsonSchema(schema_text(schema, f"{path}.schema")), f"{path}.schema")
+    return AnswerForm(JsonSchema(schema_text(schema)), f"{path}.schema")
 
 
 def _structured_outputs(raw: Any) -> AnswerForm:
@@ -135,7 +132,7 @@ def _structured_outputs(raw: Any) -> AnswerForm:
     path = f"structured_outputs.{kind}"
     value = raw[kind]
     if kind == "json":
-        return AnswerForm(JsonSchema(schema_text(_schema(value, path), path)), path)
+        return AnswerForm(JsonSchema(schema_text(_schema(value, path))), path)
     if kind == "choice":
         return AnswerForm(Choice(_choices(value, path)), path)
     if not isinstance(value, str) or not value:
