@@ -35,6 +35,7 @@ class DecodePicture(_Tagged, frozen=True):
     limits: ImageLimits
     overrides: SizeOverrides
     detail: str
+    max_tokens: int
 
 
 class DecodeSound(_Tagged, frozen=True):

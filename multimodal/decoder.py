@@ -35,7 +35,7 @@ from multimodal.decode_jobs import (
 )
 from multimodal.film import film_pictures, probe_film
 from multimodal.film_file import FrameMissingError
-from multimodal.image import plan_size, resize, upright_rgb
+from multimodal.image import num_image_tokens, plan_size, resize, upright_rgb
 from multimodal.sound_file import read_sound
 
 _NICE = 10  # whoever waits for a token comes first
@@ -88,6 +88,8 @@ def _work(job: Job, data: bytes) -> _Done:
         case DecodePicture():
             rgb = upright_rgb(data, job.file_limits)
             size = plan_size(rgb.shape[0], rgb.shape[1], job.limits, job.overrides, job.detail)
+            if (tokens := num_image_tokens(size, job.limits)) > job.max_tokens:
+                raise ValueError(f"a picture may have {job.max_tokens} tokens at most, got {tokens}")
             return _Done(Picture(size), [np.ascontiguousarray(resize(rgb, *size)).data])
         case DecodeSound():
             return _Done(Sound(), [read_sound(data, job.file_limits).data])

@@ -18,6 +18,10 @@ from server.admission import Admission
 from server.deps import Gateway, Generate
 from server.engine_client import Engine
 from server.errors import RequestError, error_response
+from server.media.addresses import Hosts
+from server.media.fetch import Downloads
+from server.media.pool import DecodePool, default_pool_limits
+from server.media.prepare import MediaPreparer
 from server.metrics import Metrics
 from server.middleware import Gatekeeper, OnEnd
 from server.prompt import Prompts
@@ -48,7 +52,12 @@ def create_app(
     )
     metrics = Metrics(engine)
     chances = SecondChances(lambda: any(worker.state == "ready" for worker in engine.health()), worker_wait_s)
-    app.state.gateway = Gateway(settings, engine, prompts, generate, admission, chances, metrics, int(time.time()))
+    downloads = Downloads(Hosts(settings.allowed_media_domains))
+    pool = DecodePool(default_pool_limits())
+    media = MediaPreparer(prompts, pool, downloads, settings.allowed_local_media_path, metrics)
+    app.state.gateway = Gateway(
+        settings, engine, prompts, media, generate, admission, chances, metrics, int(time.time())
+    )
     for part in (chat, completions, models, tokens, admin):
         app.include_router(part.router)
     app.add_middleware(Gatekeeper, settings=settings, metrics=metrics, on_end=on_end)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from parsers.events import Event
 
@@ -39,6 +39,15 @@ class ChoiceDelta:
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None  # first delta of choice 0 only, one for each prompt token
 
 
+class MediaReport(NamedTuple):
+    """What became of one picture, sound or film."""
+
+    kind: Literal["image", "audio", "video"]
+    tokens: int  # placeholders of a picture or sound; of a film all that stands in its place
+    dropped: bool = False  # a film's sound is left out
+    reason: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
     """As the engine counted, over all choices; the prompt counts once."""
@@ -47,6 +56,7 @@ class Usage:
     completion_tokens: int
     cached_tokens: int
     reasoning_tokens: int
+    media: tuple[MediaReport, ...] = ()  # one for each content part that held any
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
 from starlette.requests import ClientDisconnect
+from starlette.types import Receive
 
 from engine.wire.messages import Ready
 from server.admission import Admission
 from server.deltas import ChoiceDelta, Done
 from server.engine_client import Engine
 from server.errors import RequestError, shown
+from server.media.prepare import MediaPreparer
 from server.metrics import Metrics
 from server.prompt import Prompts, ValidRequest
 from server.request_record import RECORD, RequestRecord
@@ -43,6 +45,7 @@ class Gateway:
     settings: Settings
     engine: Engine
     prompts: Prompts
+    media: MediaPreparer
     generate: Generate
     admission: Admission
     chances: SecondChances
@@ -72,6 +75,7 @@ class Body:
     raw: bytes
     gateway: Gateway
     record: RequestRecord
+    receive: Receive
 
     @property
     def refuse_unknown(self) -> bool:
@@ -82,6 +86,22 @@ class Body:
         if len(self.raw) <= _LONG_BODY_BYTES:
             return work()
         return await asyncio.to_thread(work)
+
+    async def attended(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """What may take long before anything is answered: it ends when the client leaves, and when its time is up."""
+        task, gone = asyncio.create_task(work), asyncio.create_task(until_gone(self.receive))
+        limit_s = self.gateway.settings.request_timeout
+        try:
+            await asyncio.wait((task, gone), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            if gone.done():
+                raise RequestError("client_closed", "The client left")
+            raise RequestError("request_timeout", f"A request may take ≤ {limit_s:g} s, and this one took longer")
+        finally:
+            task.cancel()
+            gone.cancel()
+            await asyncio.gather(task, gone, return_exceptions=True)
 
     def fields(self) -> dict[str, Any]:
         return read_object(self.raw)
@@ -103,7 +123,13 @@ async def json_body(request: Request, gateway: GatewayDep) -> Body:
         raise RequestError(
             "unsupported_media_type", f"Content-Type must be application/json in UTF-8, got {shown(kind or None)}"
         )
-    return Body(raw, gateway, request.scope[RECORD])
+    return Body(raw, gateway, request.scope[RECORD], request.receive)
+
+
+async def until_gone(receive: Receive) -> None:
+    """Of a client whose body has been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 BodyDep = Annotated[Body, Depends(json_body)]

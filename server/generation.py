@@ -6,12 +6,13 @@ nothing of HTTP or of how deltas are shown.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import AsyncGenerator
 
 import msgspec
 
-from engine.wire.messages import Failed, Finished, Submit, Tokens
+from engine.wire.messages import Failed, Finished, MediaData, Submit, Tokens
 from parsers.control_tags import STRUCTURE
 from parsers.registry import response_parser
 from server.choice import Choice
@@ -19,6 +20,7 @@ from server.deltas import ChoiceDelta, Done, Usage
 from server.detokenizer import Detokenizer, TokenTable
 from server.engine_client import Engine
 from server.errors import RequestError, WorkerDiedError
+from server.media.staging import stage
 from server.prompt import ValidRequest
 from server.tokenizer import Tokenizer
 
@@ -40,8 +42,10 @@ class Generation:
     async def __call__(self, request: ValidRequest) -> AsyncGenerator[ChoiceDelta | Done, None]:
         """Raises RequestError where the engine cannot serve it, before the first delta or amid them."""
         choices = [self._choice(request, index) for index in range(request.n)]
-        submission = self._engine.submit(_submit(request))
-        try:
+        with (
+            await stage(request.media, self._engine.ready) as media_data,
+            contextlib.closing(self._engine.submit(_submit(request, media_data))) as submission,
+        ):
             while True:
                 done = None
                 for event in await submission.receive():
@@ -61,8 +65,6 @@ class Generation:
                 if done is not None:
                     yield done
                     return
-        finally:
-            submission.close()
 
     def _choice(self, request: ValidRequest, index: int) -> Choice:
         if request.kind == "chat":
@@ -89,6 +91,7 @@ class Generation:
             completion_tokens=event.completion_tokens if request.sampling.max_tokens else 0,
             cached_tokens=event.cached_tokens,
             reasoning_tokens=sum(choice.reasoning_tokens for choice in choices),
+            media=request.media.reports if request.media is not None else (),
         )
         repairs = sum((choice.repairs for choice in choices), Counter[str]())
         return Done(usage, event.queue_s, event.aborted, repairs)
@@ -103,7 +106,7 @@ def _failure(request: ValidRequest, event: Failed) -> RequestError:
     return error
 
 
-def _submit(request: ValidRequest) -> Submit:
+def _submit(request: ValidRequest, media_data: MediaData | None) -> Submit:
     """Without a token to generate, one is asked for all the same, and dropped: only a step yields prompt logprobs."""
     sampling = request.sampling
     if sampling.max_tokens == 0:
@@ -117,6 +120,8 @@ def _submit(request: ValidRequest) -> Submit:
         cache_salt=request.cache_salt,
         keep_offsets=request.keep_offsets,
         grammar=request.grammar,
+        media=() if request.media is None else request.media.items,
+        media_data=media_data,
     )
 
 

@@ -90,6 +90,13 @@ def readable_file(raw: Any) -> str:
         raise ValueError(f"a file that can be read ({error.strerror})") from error
 
 
+def folder(raw: Any) -> str:
+    path = text(raw)
+    if not Path(path).is_dir():
+        raise ValueError("a folder")
+    return path
+
+
 def origin(raw: Any) -> str:
     value = text(raw)
     parts = urlsplit(value)

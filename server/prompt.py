@@ -6,6 +6,7 @@ engine's state. Its methods take CPU time that the event loop should not: they m
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,13 +17,16 @@ import jinja2
 import msgspec
 
 from engine.wire.grammar import Grammar
-from engine.wire.messages import Sampling
+from engine.wire.messages import MediaKind, Sampling
+from multimodal.image import ImageLimits
+from multimodal.placeholders import AUDIO_PAD, IMAGE_PAD
 from parsers.control_tags import CLOSE_THINKING, OPEN_CALL, OPEN_THINKING
 from parsers.reasoning import Begin
 from server.answer_grammar import begins, held_to
-from server.chat_template import ChatTemplate, Segment
+from server.chat_template import ChatTemplate, Segment, expand
 from server.errors import RequestError
 from server.generation_defaults import GenerationDefaults
+from server.media.prepared import PlacedMedia, PreparedMedia, place
 from server.sampling_choice import choose_sampling
 from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
@@ -55,13 +59,22 @@ class ValidRequest:
     priority: int = 0
     cache_salt: str = ""
     keep_offsets: tuple[int, ...] = ()
+    media: PlacedMedia | None = None
 
 
 class Prompts:
     """Makes valid requests for one model folder. Safe to share between threads."""
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, defaults: GenerationDefaults) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        defaults: GenerationDefaults,
+        image_limits: ImageLimits | None = None,
+    ) -> None:
+        """Without `image_limits` there are no media."""
         self.tokenizer = tokenizer
+        self.image_limits = image_limits
         self._template = template
         self._defaults = defaults
         longest_first = sorted(tokenizer.control_tokens, key=len, reverse=True)
@@ -72,10 +85,21 @@ class Prompts:
         tokenizer = Tokenizer.from_folder(folder)
         source = (chat_template or folder / "chat_template.jinja").read_text(encoding="utf-8")
         template = ChatTemplate(source, tokenizer.control_tokens)
-        return cls(tokenizer, template, GenerationDefaults.from_folder(folder, tokenizer))
+        preprocessor = folder / "preprocessor_config.json"
+        image_limits = None
+        if preprocessor.is_file():
+            image_limits = ImageLimits.from_preprocessor(json.loads(preprocessor.read_text(encoding="utf-8")))
+        return cls(tokenizer, template, GenerationDefaults.from_folder(folder, tokenizer), image_limits)
 
-    def chat(self, request: ChatRequest, request_id: str, max_model_len: int, vocab_size: int) -> ValidRequest:
-        segments = self._rendered(request)
+    def chat(
+        self,
+        request: ChatRequest,
+        request_id: str,
+        max_model_len: int,
+        vocab_size: int,
+        media: PreparedMedia | None = None,
+    ) -> ValidRequest:
+        segments = self._rendered(request, media)
         ids = self._cut(request, self.tokenizer.encode_segments(segments), max_model_len)
         limit = _token_limit(request, request.token_limit, len(ids), max_model_len, "messages")
         tail = _last_turn(segments)
@@ -84,6 +108,7 @@ class Prompts:
         grammar = None if held is None else held.grammar(begins(valid.begin, Segment(CLOSE_THINKING, True) not in tail))
         return replace(
             valid,
+            media=None if media is None else self._placed(media, ids),
             sampling=self._without_calls(valid.sampling) if request.tool_choice.mode == "none" else valid.sampling,
             tools=tuple(request.callable_tools),
             max_calls=None if request.parallel_tool_calls and request.tool_choice.mode != "named" else 1,
@@ -113,8 +138,14 @@ class Prompts:
         form = request.answer_form
         return valid if form is None else replace(valid, grammar=Grammar(form.rule), grammar_field=form.field)
 
-    def chat_ids(self, request: ChatRequest) -> list[int]:
-        return self.tokenizer.encode_segments(self._rendered(request))
+    def chat_ids(self, request: ChatRequest, media: PreparedMedia | None = None) -> list[int]:
+        return self.tokenizer.encode_segments(self._rendered(request, media))
+
+    def num_tokens(self, request: ChatRequest, num_messages: int) -> int:
+        """Of a conversation when it had so many messages and was to be answered; each item of its media counts once."""
+        then = {"messages": request.messages[:num_messages]}
+        asked = {"add_generation_prompt": True, "continue_final_message": False}
+        return len(self.tokenizer.encode_segments(self._rendered(request.model_copy(update=then | asked))))
 
     def unused_template_kwargs(self, request: ChatRequest) -> list[str]:
         """Arguments that the template does not look at."""
@@ -132,7 +163,7 @@ class Prompts:
         """Tokens as the vocabulary spells them."""
         return [self.tokenizer.spelling(number) for number in ids]
 
-    def _rendered(self, request: ChatRequest) -> list[Segment]:
+    def _rendered(self, request: ChatRequest, media: PreparedMedia | None = None) -> list[Segment]:
         try:
             segments = self._template.render(
                 request.messages,
@@ -147,7 +178,26 @@ class Prompts:
             raise RequestError("invalid_value", f"the chat template cannot render `{param}`: {error}", param) from error
         if request.continue_final_message and segments and segments[-1] == Segment(END_OF_ASSISTANT, True):
             segments.pop()
-        return segments
+        if media is None:
+            return segments
+        try:
+            return [Segment(text, control) for text, control in expand(segments, media.replacements)]
+        except ValueError as error:
+            raise RequestError(
+                "invalid_value", f"the chat template moves or drops media: {error}", "messages"
+            ) from error
+
+    def _placed(self, media: PreparedMedia, ids: Sequence[int]) -> PlacedMedia:
+        pads: dict[MediaKind, int] = {
+            "image": self.tokenizer.token_id(IMAGE_PAD),
+            "audio": self.tokenizer.token_id(AUDIO_PAD),
+        }
+        try:
+            return place(media, ids, pads)
+        except ValueError as error:
+            raise RequestError(
+                "invalid_value", f"the prompt does not hold its media whole: {error}", "messages"
+            ) from error
 
     def _cut(self, request: GenerationFields, ids: list[int], max_model_len: int) -> list[int]:
         """The last tokens of a prompt, as many as the client wants to keep."""

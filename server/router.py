@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
+from engine.wire.blobs import is_here
 from engine.wire.messages import Ready, Submit
 from server.engine_client import Submission, WorkerHealth
 from server.errors import RequestError
@@ -28,7 +31,10 @@ class Router:
     def ready(self) -> Ready | None:
         """Of the worker that takes the shortest context, so that any of them can serve what fits."""
         known = [link.ready for link in self._links if link.ready is not None]
-        return min(known, key=lambda ready: ready.max_model_len, default=None)
+        ready = min(known, key=lambda ready: ready.max_model_len, default=None)
+        if ready is None or ready.media is None or all(map(_shares_memory, known)):
+            return ready
+        return msgspec.structs.replace(ready, media=msgspec.structs.replace(ready.media, probe=""))
 
     @property
     def num_slots(self) -> int:
@@ -51,3 +57,7 @@ class Router:
     async def close(self) -> None:
         for link in self._links:
             await link.close()
+
+
+def _shares_memory(ready: Ready) -> bool:
+    return ready.media is not None and bool(ready.media.probe) and is_here(ready.media.probe)

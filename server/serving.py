@@ -21,6 +21,7 @@ from pathlib import Path
 
 import uvicorn
 import uvloop
+from fastapi import FastAPI
 
 from engine.config.log_format import set_up_logging
 from engine.wire.channel import AddressError, WireKey
@@ -29,6 +30,7 @@ from server.app import create_app
 from server.generation import Generation
 from server.http_protocol import ConnectionLimits, http_protocol
 from server.listener import Listener, ListenError
+from server.media.prepare import MediaPreparer
 from server.prompt import Prompts
 from server.router import Router
 from server.settings import Settings
@@ -110,19 +112,29 @@ class _Serving:
         self._workers = _remote(settings.worker, key) if settings.worker else [_local(settings, key, folder)]
         self._router = Router([worker.link for worker in self._workers])
         self._admission = Admission(settings.max_queue, settings.max_queue_tokens, lambda: self._router.num_slots)
+        self._app = self._make_app()
         self._server = self._make_server()
         self._stop_asked = asyncio.Event()
         self._stop_asked_at = 0.0
         self._at_once = False
 
-    def _make_server(self) -> _Server:
+    def _make_app(self) -> FastAPI:
         settings = self._settings
         generate = Generation(
             self._router, self._prompts.tokenizer, settings.reasoning_parser, settings.tool_call_parser
         )
-        app = create_app(settings, self._router, self._prompts, generate, self._admission)
+        return create_app(settings, self._router, self._prompts, generate, self._admission)
+
+    @property
+    def _media(self) -> MediaPreparer:
+        media = self._app.state.gateway.media
+        assert isinstance(media, MediaPreparer)
+        return media
+
+    def _make_server(self) -> _Server:
+        settings = self._settings
         config = uvicorn.Config(
-            app,
+            self._app,
             http=http_protocol(ConnectionLimits(self._max_connections(), settings.write_timeout)),
             ws="none",
             lifespan="off",
@@ -163,6 +175,7 @@ class _Serving:
             await serving
         finally:
             stopping.cancel()
+            self._media.close()
             await self._end_workers()
         return EXIT_FAILED if self._at_once else status
 
@@ -186,6 +199,8 @@ class _Serving:
         gc.collect()
         gc.freeze()
         self._tell_address()
+        if self._router.ready is not None and self._router.ready.media is not None:
+            self._media.warm()
         return 0
 
     async def _until_ready(self) -> None:

@@ -19,6 +19,7 @@ from server.option_values import (
     Parser,
     boolean,
     choice,
+    folder,
     fraction,
     many,
     memory_size,
@@ -80,7 +81,7 @@ class Settings:
     max_concurrency_per_key: int | None = _option(None, whole(1), "requests of one key at once")
     allowed_origins: tuple[str, ...] = _option((), many(origin), "web origins that may call; *: all")
     allowed_media_domains: tuple[str, ...] = _option((), many(text), "hosts that media may be fetched from")
-    allowed_local_media_path: str | None = _option(None, text, "folder that file: media may be read from")
+    allowed_local_media_path: str | None = _option(None, folder, "folder that file: media may be read from")
     max_queue: int = _option(512, whole(0), "sequences that may wait")
     max_queue_tokens: int = _option(4 * 2**20, whole(1), "prompt tokens of all requests that run or wait")
     max_connections: int = _option(8192, whole(1), "open connections")
@@ -124,8 +125,6 @@ _ONLY_YET: dict[str, tuple[Any, ...]] = {
     "engine": ("native",),
     "vllm_args": (None,),
     "gateway_workers": (1,),
-    "allowed_media_domains": ((),),
-    "allowed_local_media_path": (None,),
 }
 
 

@@ -34,9 +34,13 @@ def usage_object(usage: Usage) -> dict[str, Any]:
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens, **_media(usage)},
         "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
     }
+
+
+def _media(usage: Usage) -> dict[str, Any]:
+    return {"media": [report._asdict() for report in usage.media]} if usage.media else {}
 
 
 def number(logprob: float | None) -> float | None:

@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from server.deltas import ChoiceDelta, Done
+from server.deps import until_gone
 from server.errors import RequestError, WorkerDiedError, error_response
 from server.formats import sse
 from server.http_protocol import ABORT
@@ -110,7 +111,7 @@ class Answer(Response):
 
     async def _attended(self, receive: Receive, send: Send) -> RequestError | None:
         work = asyncio.create_task(self._work(send))
-        gone = asyncio.create_task(_until_gone(receive))
+        gone = asyncio.create_task(until_gone(receive))
         try:
             while True:
                 await asyncio.wait((work, gone), timeout=_TICK_S, return_when=asyncio.FIRST_COMPLETED)
@@ -215,7 +216,7 @@ class Answer(Response):
             # What is still unsent would wait for a client that does not read, and with it the connection.
             if (abort := scope.get(ABORT)) is not None:
                 abort()
-                await _until_gone(receive)
+                await until_gone(receive)
         elif not self._started:
             await error_response(error)(scope, receive, send)
         elif self._stream is not None:
@@ -224,11 +225,6 @@ class Answer(Response):
     def _too_late(self) -> RequestError:
         limit_s = self._job.limits.request_timeout_s
         return RequestError("request_timeout", f"A request may take ≤ {limit_s:g} s, and this one took longer")
-
-
-async def _until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def _error_of(work: asyncio.Task[None]) -> RequestError | None:

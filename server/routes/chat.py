@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 
@@ -12,6 +13,8 @@ from engine.wire.messages import Ready
 from server.deps import Body, BodyDep, Gateway, GatewayDep
 from server.formats.chat import ChatBody, ChatStream
 from server.formats.json_pieces import Head, Wishes
+from server.media.prepared import PreparedMedia
+from server.prompt import ValidRequest
 from server.routes.api_page import CHAT_EXAMPLES, STREAM_OR_JSON, request_of
 from server.routes.frame import Asked, Shown, answered
 from server.schemas.chat import ChatRequest, read_chat
@@ -27,16 +30,31 @@ async def chat_completions(gateway: GatewayDep, body: BodyDep) -> Response:
     )
 
 
-def _read(gateway: Gateway, body: Body, ready: Ready) -> Asked[ChatRequest]:
+async def _read(gateway: Gateway, body: Body, ready: Ready) -> Asked[ChatRequest]:
+    asked = await body.run(lambda: _read_text(gateway, body, ready))
+    request = asked.fields
+    if not request.holds_media:
+        return asked
+    media = await body.attended(gateway.media.prepare(request, ready))
+    valid = await asyncio.to_thread(_valid, gateway, request, ready, media)
+    return asked._replace(valid=[valid], warnings=media.warnings)
+
+
+def _read_text(gateway: Gateway, body: Body, ready: Ready) -> Asked[ChatRequest]:
+    """Without what is to be generated where media must be prepared first."""
     request, passed_over = read_chat(body.fields(), body.refuse_unknown)
     gateway.check_model(request.model)
-    valid = gateway.prompts.chat(request, uuid.uuid4().hex, ready.max_model_len, ready.vocab_size)
     unused = gateway.prompts.unused_template_kwargs(request)
-    return Asked(request, [valid], passed_over._replace(kwargs=len(unused)))
+    valid = [] if request.holds_media else [_valid(gateway, request, ready)]
+    return Asked(request, valid, passed_over._replace(kwargs=len(unused)))
+
+
+def _valid(gateway: Gateway, request: ChatRequest, ready: Ready, media: PreparedMedia | None = None) -> ValidRequest:
+    return gateway.prompts.chat(request, uuid.uuid4().hex, ready.max_model_len, ready.vocab_size, media)
 
 
 def _shown(gateway: Gateway, asked: Asked[ChatRequest]) -> Shown:
-    request, [valid], _ = asked
+    request, [valid], *_ = asked
     head = Head(f"chatcmpl-{request.request_id or valid.request_id}", int(time.time()), gateway.model)
     wishes = Wishes(request.include_usage, request.return_token_ids, request.logprobs)
     prompt_ids = valid.prompt_ids if request.return_token_ids else None

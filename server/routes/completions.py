@@ -28,7 +28,10 @@ router = APIRouter()
 async def completions(gateway: GatewayDep, body: BodyDep) -> Response:
     """Text that goes on from one prompt or several, as one body or as a stream of chunks."""
     return await answered(
-        gateway, body, lambda ready: _read(gateway, body, ready), lambda asked: _shown(gateway, asked)
+        gateway,
+        body,
+        lambda ready: body.run(lambda: _read(gateway, body, ready)),
+        lambda asked: _shown(gateway, asked),
     )
 
 
@@ -43,7 +46,7 @@ def _read(gateway: Gateway, body: Body, ready: Ready) -> Asked[CompletionRequest
 
 
 def _shown(gateway: Gateway, asked: Asked[CompletionRequest]) -> Shown:
-    request, valid, _ = asked
+    request, valid, *_ = asked
     head = Head(f"cmpl-{request.request_id or uuid.uuid4().hex}", int(time.time()), gateway.model)
     wishes = Wishes(request.include_usage, request.return_token_ids, request.logprobs is not None)
     prompts = [

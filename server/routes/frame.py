@@ -5,7 +5,7 @@ Knows no API: how a body is read and an answer is shown comes from the route.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from typing import Generic, NamedTuple, TypeVar
 
@@ -27,6 +27,7 @@ class Asked(NamedTuple, Generic[Fields]):
     fields: Fields
     valid: Sequence[ValidRequest]
     passed_over: PassedOver
+    warnings: Sequence[str] = ()  # besides those of what was passed over
 
 
 class Shown(NamedTuple):
@@ -40,15 +41,15 @@ class Shown(NamedTuple):
 async def answered(
     gateway: Gateway,
     body: Body,
-    read: Callable[[Ready], Asked[Fields]],
+    read: Callable[[Ready], Awaitable[Asked[Fields]]],
     show: Callable[[Asked[Fields]], Shown],
 ) -> Answer:
-    """`read` may take its time: it runs beside the event loop where the body is long."""
+    """`read` takes long work off the event loop."""
     clock = RequestClock(gateway.metrics, body.record)
     ready = gateway.ready()
     with ExitStack() as permits:
         permit = permits.enter_context(gateway.admission.enter())
-        asked = await body.run(lambda: read(ready))
+        asked = await read(ready)
         num_choices = sum(one.n for one in asked.valid)
         prompt_tokens = sum(len(one.prompt_ids) for one in asked.valid)
         permit.claim(num_choices, prompt_tokens)
@@ -66,6 +67,6 @@ async def answered(
             permit=permits.pop_all(),
             limits=Limits(gateway.settings.request_timeout, gateway.settings.write_timeout, first_ping_s),
             chances=gateway.chances,
-            warnings=asked.passed_over.warnings,
+            warnings=(*asked.passed_over.warnings, *asked.warnings),
         )
     return Answer(job)

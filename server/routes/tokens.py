@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi import APIRouter
 from starlette.responses import JSONResponse
 
 from server.deps import Body, BodyDep, Gateway, GatewayDep
 from server.errors import RequestError
+from server.media.prepared import PreparedMedia
 from server.routes.api_page import DETOKENIZE_EXAMPLES, ERRORS, TOKENIZE_EXAMPLES, request_of
-from server.schemas.chat import read_chat
+from server.schemas.chat import ChatRequest, read_chat
 from server.schemas.refusal import validated
 from server.schemas.tokens import DetokenizeRequest, TokenizeRequest, split_tokenize
 
@@ -21,9 +22,13 @@ router = APIRouter()
 async def tokenize(gateway: GatewayDep, body: BodyDep) -> JSONResponse:
     """Token ids of `prompt`, or of chat `messages` as the model would see them."""
     ready = gateway.ready()
+    asked = await body.run(lambda: _asked(gateway, body))
+    media = None
+    if isinstance(asked.request, ChatRequest) and asked.request.holds_media:
+        media = await body.attended(gateway.media.prepare(asked.request, ready))
 
     def work() -> dict[str, Any]:
-        ids, strings = _ids(gateway, body)
+        ids, strings = _ids(gateway, asked.request, media), asked.wants_strings
         return {
             "count": len(ids),
             "max_model_len": ready.max_model_len,
@@ -51,14 +56,25 @@ async def detokenize(gateway: GatewayDep, body: BodyDep) -> JSONResponse:
     return JSONResponse({"prompt": await body.run(work)})
 
 
-def _ids(gateway: Gateway, body: Body) -> tuple[list[int], bool]:
+class _Asked(NamedTuple):
+    request: ChatRequest | TokenizeRequest
+    wants_strings: bool
+
+
+def _asked(gateway: Gateway, body: Body) -> _Asked:
     fields = body.fields()
     chat = split_tokenize(fields)
     if chat is not None:
         as_chat, strings = chat
         request, _ = read_chat({"model": gateway.model, **as_chat}, body.refuse_unknown)
         gateway.check_model(request.model)
-        return gateway.prompts.chat_ids(request), strings
+        return _Asked(request, strings)
     text, _ = validated(TokenizeRequest, fields, body.refuse_unknown)
     gateway.check_model(text.model)
-    return gateway.prompts.text_ids(text.prompt, text.add_special_tokens), text.return_token_strs
+    return _Asked(text, text.return_token_strs)
+
+
+def _ids(gateway: Gateway, request: ChatRequest | TokenizeRequest, media: PreparedMedia | None) -> list[int]:
+    if isinstance(request, ChatRequest):
+        return gateway.prompts.chat_ids(request, media)
+    return gateway.prompts.text_ids(request.prompt, request.add_special_tokens)

@@ -81,6 +81,11 @@ class ChatRequest(StructuredFields):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
+    def holds_media(self) -> bool:
+        contents = (message["content"] for message in self.messages)
+        return any("media" in part for content in contents if not isinstance(content, str) for part in content)
+
+    @property
     def thinking(self) -> bool:
         switch = self.chat_template_kwargs.get("enable_thinking")
         if switch is not None:

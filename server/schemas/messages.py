@@ -10,9 +10,9 @@ import re
 from typing import Any
 
 from server.errors import RequestError, shown
+from server.schemas.media_parts import MEDIA_PARTS, MEDIA_SCHEMAS, read_media_part
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-MEDIA_PARTS = ("image_url", "input_audio", "audio_url", "video_url")
 MAX_TOOLS = 1024
 
 # What the API page says of a message; the reader below is what holds.
@@ -28,9 +28,14 @@ MESSAGE_SCHEMA: dict[str, Any] = {
                     "type": "array",
                     "minItems": 1,
                     "items": {
-                        "type": "object",
-                        "required": ["type", "text"],
-                        "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+                        "anyOf": [
+                            {
+                                "type": "object",
+                                "required": ["type", "text"],
+                                "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+                            },
+                            *MEDIA_SCHEMAS,
+                        ]
                     },
                 },
             ]
@@ -91,7 +96,7 @@ class MessageReader:
             self._add_assistant_fields(message, raw, path)
         return message
 
-    def _content(self, raw: Any, role: str, path: str) -> str | list[dict[str, str]]:
+    def _content(self, raw: Any, role: str, path: str) -> str | list[dict[str, Any]]:
         if raw is None:
             if role == "assistant":
                 return ""
@@ -104,18 +109,16 @@ class MessageReader:
             raise RequestError("invalid_value", f"`{path}` must hold at least 1 part, got 0", path)
         return [self._part(part, role, f"{path}[{place}]") for place, part in enumerate(raw)]
 
-    def _part(self, raw: Any, role: str, path: str) -> dict[str, str]:
+    def _part(self, raw: Any, role: str, path: str) -> dict[str, Any]:
         if not isinstance(raw, dict):
             raise _wrong(path, "an object", raw)
         kind = raw.get("type")
         if kind is None:
             raise RequestError("missing_field", f"`{path}.type` is required", f"{path}.type")
         if kind in MEDIA_PARTS:
-            raise RequestError(
-                "unsupported_value",
-                f"`{path}`: content parts of type {kind} are not supported in this version; only text is",
-                f"{path}.type",
-            )
+            media, ignored = read_media_part(raw, path)
+            self.ignored += ignored
+            return {"type": media.kind, "media": media}
         key = "refusal" if kind == "refusal" and role == "assistant" else "text"
         if kind != key:
             known = ", ".join(("text", *MEDIA_PARTS))

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_vali
 from pydantic_core import PydanticCustomError
 
 from server.errors import shown
+from server.schemas.media_knobs import NO_KNOBS, MediaKnobs
 
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
@@ -74,7 +75,7 @@ class GenerationFields(BaseModel):
     cache_salt: str = Field("", max_length=256)
     request_id: str | None = Field(None, min_length=1, max_length=128)
     speculative_tokens: Literal[0] | None = None  # this version drafts none
-    mm_processor_kwargs: dict[str, Any] = {}  # without media there is nothing that they could change
+    mm_processor_kwargs: MediaKnobs = NO_KNOBS
 
     @field_validator("stop", mode="before")
     @classmethod

@@ -35,7 +35,7 @@ def test_every_setting_is_an_option() -> None:
         (["--engine", "vllm"], "--engine 'vllm' is not supported in this version"),
         (["--speculative-tokens", "3"], "--speculative-tokens '3' is not supported in this version"),
         (["--gateway-workers", "2"], "--gateway-workers '2' is not supported in this version"),
-        (["--allowed-media-domains", "a.example"], "--allowed-media-domains ['a.example'] is not supported"),
+        (["--allowed-local-media-path", "/nowhere"], "--allowed-local-media-path must be a folder, got '/nowhere'"),
         (["--ssl-certfile", __file__], "--ssl-certfile and --ssl-keyfile"),
     ],
 )

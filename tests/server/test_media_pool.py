@@ -32,7 +32,7 @@ from tests.multimodal import goldens
 from tests.support.media_fixture_adapter import LIMITS
 
 FILES = FileLimits()
-PICTURE = DecodePicture(FILES, LIMITS, NO_OVERRIDES, "auto")
+PICTURE = DecodePicture(FILES, LIMITS, NO_OVERRIDES, "auto", max_tokens=8192)
 EXIF = (goldens.FOLDER / "files" / "exif6.jpg").read_bytes()
 TONE = (goldens.FOLDER / "files" / "cfr_tone.mp4").read_bytes()
 

@@ -225,14 +225,6 @@ def test_a_chat_request_is_refused_by_name(fields: dict[str, Any], code: str, pa
     assert caught.value.status == 400
 
 
-@pytest.mark.parametrize("kind", ["image_url", "input_audio", "audio_url", "video_url"])
-def test_media_are_refused_by_the_name_of_their_part(kind: str) -> None:
-    content = [{"type": "text", "text": "Look"}, {"type": kind, kind: {"url": "data:,"}}]
-    with pytest.raises(RequestError, match=kind) as caught:
-        chat(messages=[{"role": "user", "content": content}])
-    assert (caught.value.code, caught.value.param) == ("unsupported_value", "messages[0].content[1].type")
-
-
 @pytest.mark.parametrize(
     "fields",
     [

@@ -15,6 +15,7 @@ from engine.wire.messages import (
     Failed,
     Finished,
     FinishReason,
+    MediaSupport,
     Ready,
     Submit,
     TokenLogprobs,
@@ -79,6 +80,7 @@ READY = Ready(
     page_size=16,
     cache_bytes=1 << 26,
     groups=(),
+    media=MediaSupport(kinds=("image", "audio"), max_item_tokens=8192, probe=""),
 )
 
 

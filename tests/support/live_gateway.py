@@ -104,6 +104,7 @@ def live_gateway(flags: dict[str, Any] | None = None, script: Script | None = No
     finally:
         server.should_exit = True
         thread.join(20)
+        app.state.gateway.media.close()
 
 
 def wait_until(holds: Callable[[], bool], limit_s: float = 10.0) -> None:
