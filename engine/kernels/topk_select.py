@@ -16,10 +16,10 @@ from engine.kernels.target import target
 
 @triton.jit
 def _rank(scores, position, count):
-    """int64 that grow with the score; both zeros count as one."""
+    """uint32 that grow with the score; both zeros count as one."""
     score = tl.load(scores + position, mask=position < count, other=0.0)
     bits = tl.where(score == 0.0, 0.0, score).to(tl.int32, bitcast=True)
-    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) + 2147483648
+    return (bits ^ ((bits >> 31) | -2147483648)).to(tl.uint32, bitcast=True)
 
 
 @triton.jit
@@ -33,24 +33,23 @@ def _topk_select(
     count = num_scores
     if LIMITED:
         count = tl.minimum(tl.load(limits + row).to(tl.int32), num_scores)
-    least = tl.zeros((), tl.int64)  # the leading digits of the k-th best rank, then all of it
-    wanted = tl.minimum(k, count)  # of those whose leading digits are these
+    least = tl.zeros((), tl.uint32)  # the leading digits of the k-th best rank, then all of it
+    wanted = tl.minimum(k, count)  # of those whose leading digits are these; all, where there are not more
     digit = tl.arange(0, 256)
     if count > k:
-        for step in tl.static_range(4):
-            shift: tl.constexpr = 24 - 8 * step
+        for shift in tl.static_range(24, -1, -8):
             found = tl.zeros((256,), tl.int32)
             for start in range(0, count, BLOCK):
                 position = start + tl.arange(0, BLOCK)
                 rank = _rank(scores, position, count)
-                same = (position < count) & ((rank >> (shift + 8)) == least)
+                same = position < count
+                if shift < 24:
+                    same = same & ((rank >> (shift + 8)) == least)
                 found += tl.histogram(((rank >> shift) & 255).to(tl.int32), 256, mask=same)
             upward = tl.cumsum(found, 0, reverse=True)  # how many have this digit or a greater one
             chosen = tl.max(tl.where(upward >= wanted, digit, 0), 0)
             wanted -= tl.sum(tl.where(digit > chosen, found, 0), 0)
-            least = (least << 8) | chosen
-    else:
-        least += -1  # all
+            least = (least << 8) | chosen.to(tl.uint32)
     written = tl.zeros((), tl.int32)
     ties = tl.zeros((), tl.int32)
     for start in range(0, count, BLOCK):

@@ -1,4 +1,4 @@
-"""Latent rows in a paged cache: as they are, or as FP8 with an fp32 scale for every 128 values beside exact rotary keys.
+"""Latent rows in a paged cache: as they are, or FP8 with an fp32 scale for every 128 values beside exact rotary keys.
 
 Owns both forms: what writes and what reads them stand here together.
 """

@@ -16,10 +16,23 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.kernels import latent_write, mla_decode
+from engine.kernels import (
+    fp8_gemm,
+    indexer_logits,
+    latent_write,
+    mla_decode,
+    moe_gemm,
+    moe_route,
+    rms_norm,
+    topk_select,
+)
+from engine.reference.fp8_gemm import Fp8Weight
+from engine.reference.fp8_quant import Quantised
 from engine.reference.index_write import IndexCache
 from engine.reference.latent import LatentCache
 from engine.reference.latent_write import IndexKeys
+from engine.reference.moe_gemm import Experts
+from engine.reference.moe_route import Routing
 from engine.reference.pages import PagedRows, Pages
 from engine.reference.rms_norm import Norm
 from tests.kernels.fake_gpu import Compiled, install
@@ -66,6 +79,56 @@ def sparse_case(coded: bool) -> None:
     mla_decode.combine(attended, BF16)
 
 
+def indexer_case(queries: int, shuffled: bool) -> None:
+    keys = IndexCache(torch.zeros(64 * 128, dtype=torch.uint8), torch.zeros(64))
+    turns = indexer_logits.Turns(torch.zeros(2 * queries, 1, 32, dtype=torch.complex64))
+    limits = torch.zeros(2 * queries, dtype=torch.int64)
+    indexer_logits.paged_indexer_logits(
+        bf16(2 * queries, 64 * 128), bf16(2 * queries, 64), 0.01, turns, keys, rows_of(2), limits, 4096, shuffled
+    )
+
+
+def topk_case() -> None:
+    topk_select.topk_positions(torch.zeros(2, 4096), 2048, torch.zeros(2, dtype=torch.int64))
+
+
+def route_case() -> None:
+    routing = Routing(8, 1, 1, True, 1.0)
+    moe_route.moe_route(bf16(32, 5120), torch.zeros(256, 5120), torch.zeros(256), routing)
+
+
+def moe_case(tokens: int, coded: bool) -> None:
+    """Widths as released, with few experts: how many there are is no constant of the kernels."""
+    hidden, inter, experts = 5120, 1536, 2
+    ids, weights = torch.zeros(tokens, 8, dtype=torch.int32), torch.zeros(tokens, 8)
+    if not coded:
+        plain = Experts(bf16(experts, hidden, 2 * inter), bf16(experts, inter, hidden), ())
+        moe_gemm.moe_gemm(bf16(tokens, hidden), bf16(tokens, hidden), ids, weights, plain)
+        return
+    gate_up, down = fp8_weight(2 * inter, hidden, experts), fp8_weight(hidden, inter, experts)
+    moe_gemm.moe_gemm(
+        bf16(tokens, hidden), coded_rows(tokens, hidden), ids, weights, moe_gemm.Fp8Experts(gate_up, down)
+    )
+
+
+def fp8_weight(columns: int, width: int, *experts: int) -> Fp8Weight:
+    scales = torch.zeros(*experts, -(-columns // 128), width // 128)
+    return Fp8Weight(torch.zeros(*experts, columns, width, dtype=torch.uint8), scales)
+
+
+def coded_rows(rows: int, width: int) -> Quantised:
+    return Quantised(torch.zeros(rows, width, dtype=torch.uint8), torch.zeros(rows, width // 128))
+
+
+def fp8_gemm_case(rows: int) -> None:
+    fp8_gemm.fp8_gemm(coded_rows(rows, 5120), fp8_weight(2112, 5120), BF16, bf16(rows, 2112))
+
+
+def norm_case(coded: bool) -> None:
+    norm = Norm.of([torch.ones(5120)], 1e-5)
+    (rms_norm.quantised_rms_norm if coded else rms_norm.rms_norm)(bf16(32, 5120), norm)
+
+
 # The first of each file is the one that `make test` compiles for every target.
 CASES: dict[str, Callable[[], None]] = {
     "latent_write": lambda: write_case(coded=False, indexed=True),
@@ -76,6 +139,22 @@ CASES: dict[str, Callable[[], None]] = {
     "swa_mla_decode of FP8 rows": lambda: swa_case(coded=True),
     "sparse_mla_decode": lambda: sparse_case(coded=False),
     "sparse_mla_decode of FP8 rows": lambda: sparse_case(coded=True),
+    "indexer_logits": lambda: indexer_case(1, shuffled=False),
+    "indexer_logits of preshuffled pages": lambda: indexer_case(1, shuffled=True),
+    "indexer_logits of a prompt": lambda: indexer_case(100, shuffled=False),
+    "topk_select": topk_case,
+    "moe_route": route_case,
+    "moe_gemm": lambda: moe_case(100, coded=True),
+    "moe_gemm of one token": lambda: moe_case(1, coded=True),
+    "moe_gemm of a prompt": lambda: moe_case(1000, coded=True),
+    "moe_gemm in bfloat16": lambda: moe_case(1, coded=False),
+    "moe_gemm in bfloat16 of a prompt": lambda: moe_case(1000, coded=False),
+    "fp8_gemm": lambda: fp8_gemm_case(16),
+    "fp8_gemm of one row": lambda: fp8_gemm_case(1),
+    "fp8_gemm of a batch": lambda: fp8_gemm_case(128),
+    "fp8_gemm of a prompt": lambda: fp8_gemm_case(4096),
+    "rms_norm": lambda: norm_case(coded=True),
+    "rms_norm without codes": lambda: norm_case(coded=False),
 }
 
 

@@ -1,0 +1,78 @@
+"""FP8 products with block scales, odd sizes included, and the norms that quantise for them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.kernels.fp8_gemm import fp8_gemm
+from engine.kernels.rms_norm import quantised_rms_norm, rms_norm
+from engine.reference.fp8_gemm import Fp8Weight, weight_values
+from engine.reference.fp8_gemm import fp8_gemm as reference
+from engine.reference.fp8_quant import dequantised, fp8_quant
+from engine.reference.rms_norm import Norm
+from engine.reference.rms_norm import rms_norm as reference_norm
+from tests.kernels.compare import assert_as_good
+from tests.kernels.test_moe import fp8_weight
+
+
+@pytest.mark.parametrize("added", [False, True])
+@pytest.mark.parametrize(("rows", "width", "columns"), [(1, 128, 64), (19, 256, 200), (3, 384, 33)])
+def test_products(device: str, rows: int, width: int, columns: int, added: bool) -> None:
+    x = fp8_quant(torch.randn(rows, width, device=device))
+    weight = fp8_weight(device, columns, width)
+    residual = torch.randn(rows, columns, device=device).bfloat16() if added else None
+    exact = dequantised(x).double() @ weight_values(weight).double().T + (0 if residual is None else residual)
+    assert_as_good(fp8_gemm(x, weight, torch.bfloat16, residual), reference(x, weight, torch.bfloat16, residual), exact)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 16, 33, 128, 513, 4097])
+@pytest.mark.parametrize(("width", "columns"), [(5120, 2112), (1024, 24576), (16384, 5120), (5120, 64)])
+def test_released_sizes(rows: int, width: int, columns: int) -> None:
+    x = fp8_quant(torch.randn(rows, width, device="cuda"))
+    weight = fp8_weight("cuda", columns, width)
+    exact = dequantised(x).double() @ weight_values(weight).double().T
+    plain = (dequantised(x) @ weight_values(weight).T).bfloat16()
+    assert_as_good(fp8_gemm(x, weight, torch.bfloat16), plain, exact)
+
+
+def test_minus_zero_is_never_a_code() -> None:
+    """One kind of GPU takes it for NaN."""
+    codes = torch.tensor([[-0.0, -1e-9, 1.0]]).to(torch.float8_e4m3fn)
+    assert 0x80 not in Fp8Weight.of(codes, torch.ones(1, 1)).codes
+    assert 0x80 not in fp8_quant(torch.tensor([[-1e-12] * 127 + [1.0]])).codes
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("widths", [(96,), (40, 24, 8), (7, 130)])
+def test_norms_of_stretches(device: str, widths: tuple[int, ...], dtype: torch.dtype) -> None:
+    norm = Norm.of([torch.rand(width, device=device) + 0.5 for width in widths], 1e-5)
+    x = torch.randn(3, sum(widths) + 2, device=device).to(dtype)[:, 1:-1]
+    assert_as_good(rms_norm(x, norm), reference_norm(x, norm), exact_norm(x, norm))
+
+
+def exact_norm(x: Tensor, norm: Norm) -> Tensor:
+    parts = zip(x.double().split(norm.widths, 1), norm.spread.double().sum(0).split(norm.widths), strict=True)
+    return torch.cat([F.rms_norm(part, part.shape[1:], weight, 1e-5) for part, weight in parts], 1)
+
+
+def test_a_norm_that_quantises(device: str) -> None:
+    norm = Norm.of([torch.rand(384, device=device) + 0.5], 1e-5)
+    x = torch.randn(5, 384, device=device).bfloat16()
+    rows, coded = quantised_rms_norm(x, norm)
+    expected = fp8_quant(rows)
+    assert_as_good(rows, reference_norm(x, norm), exact_norm(x, norm))
+    assert torch.equal(coded.codes, expected.codes)
+    assert torch.equal(coded.scales, expected.scales)
+
+
+def test_sizes_that_do_not_fit_are_named(device: str) -> None:
+    x = fp8_quant(torch.randn(2, 256, device=device))
+    with pytest.raises(ValueError, match=r"in must be a multiple of 128 and the weight's \(128\), got 256"):
+        fp8_gemm(x, fp8_weight(device, 64, 128), torch.bfloat16)
+    weight = fp8_weight(device, 64, 256)
+    with pytest.raises(ValueError, match=r"the weight's scales must be \[1, 2\], got \[1, 1\]"):
+        fp8_gemm(x, weight._replace(scales=weight.scales[:, :1]), torch.bfloat16)
