@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 import re
+from json.encoder import encode_basestring
 from typing import Any
 
-quote = json.JSONEncoder(ensure_ascii=False).encode
+quote = encode_basestring  # of text
 
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(?:\.([0-9]+))?(?:[eE]([+-]?[0-9]+))?")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -30,16 +31,17 @@ def read_json(text: str) -> Any:
 
 def write_json(value: Any) -> str:
     """Without whitespace. Half surrogate pairs, which JSON can spell but no client can read, become U+FFFD."""
-    if isinstance(value, Number):
+    kind = type(value)
+    if kind is str:
+        return quote(value if value.isascii() else _SURROGATE.sub("\N{REPLACEMENT CHARACTER}", value))
+    if kind is Number:
         return str(value)
-    if isinstance(value, str):
-        return quote(_SURROGATE.sub("\N{REPLACEMENT CHARACTER}", value))
-    if isinstance(value, dict):
+    if kind is list:
+        return "[" + ",".join(map(write_json, value)) + "]"
+    if kind is dict:
         # Keys that differ only in such halves would become equal.
         members = {write_json(key): member for key, member in value.items()}
         return "{" + ",".join(f"{key}:{write_json(member)}" for key, member in members.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ",".join(map(write_json, value)) + "]"
     return {None: "null", True: "true", False: "false"}[value]
 
 

@@ -31,6 +31,7 @@ _MARK = CLOSE_BLOCK[0]
 _CANDIDATE = re.compile(
     f"{CLOSE_PARAMETER}|{CLOSE_INVOKE}|{_MARK}?{CLOSE_CALL}|{PARAMETER}(?=\\s)"
 )  # that may close the value, or an example inside it
+_KINDS = {CLOSE_PARAMETER: "close_parameter", CLOSE_INVOKE: "close_invoke", CLOSE_BLOCK: "close_block"}
 _CLOSERS = (CLOSE_PARAMETER, CLOSE_INVOKE, CLOSE_CALL)
 _LONGEST = max(map(len, (*_CLOSERS, PARAMETER)))
 _CLOSER = re.compile(f"{CLOSE_INVOKE}|{_MARK}?{CLOSE_CALL}")
@@ -103,8 +104,7 @@ class ValueReader:
             return _runs_to_end(text, match.end(), end)
         if self._examples or tag == CLOSE_CALL:
             return False
-        kind = {CLOSE_PARAMETER: "close_parameter", CLOSE_INVOKE: "close_invoke", CLOSE_BLOCK: "close_block"}[tag]
-        verdict = counts(text, match.end(), kind, end)
+        verdict = counts(text, match.end(), _KINDS[tag], end)
         if verdict is False:
             self._count(Repair.CLOSER_IN_VALUE)
         return verdict
