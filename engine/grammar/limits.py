@@ -8,7 +8,7 @@ from llguidance import LLParserLimits
 
 MAX_RULE_CHARS = 1_000_000  # of all that a request brings for its grammar
 MAX_TEXT_CHARS = 8_000_000  # of the grammar that is made of it
-COMPILE_S = 3.0
+COMPILE_S = 2.5
 COMPILE_BYTES = 1 << 30
 
 # Of the library: fuel is spent at about 14,000 units a millisecond, items at 20,000. A step that needs more ends in an

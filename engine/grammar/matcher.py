@@ -107,6 +107,9 @@ class Matcher:
 
     def finish(self, row: Words) -> None:
         """Of a row in which, where the grammar speaks, the library's mask stands."""
+        if self._core.is_error():
+            row.fill(0)
+            return
         if not self._masked:
             row.fill(_ALL)
             self._set(row, self._stop_ids, False)

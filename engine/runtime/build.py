@@ -17,6 +17,7 @@ from engine.config.engine import EngineConfig
 from engine.config.model import ModelConfig
 from engine.model.kv_pool import KvPool
 from engine.model.load import load_model
+from engine.runtime.grammars import Grammars
 from engine.runtime.loop import Loop
 from engine.runtime.progress import Progress
 from engine.runtime.runner import Runner
@@ -52,7 +53,8 @@ def build(folder: Path, engine: EngineConfig, worker_id: str) -> Built:
     on_layer = progress.stamp if device.type == "cpu" else None
     runner = Runner(model, KvPool(plan, device), plan, sampler, on_layer)
     _warm_up(runner, engine, plan)
-    loop = Loop(Scheduler(engine, plan), runner, model_config.vocab_size, progress)
+    grammars = Grammars(folder, model_config.vocab_size)
+    loop = Loop(Scheduler(engine, plan), runner, model_config.vocab_size, progress, grammars)
     return Built(loop, _announcement(folder, engine, plan, model_config, worker_id))
 
 

@@ -10,10 +10,10 @@ import contextlib
 import logging
 import queue
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from engine.runtime.mailroom import Arrived, Left, Letter, Stopping
+from engine.runtime.mailroom import Arrived, Compiled, Left, Letter, Stopping
 from engine.runtime.progress import Progress
 from engine.sched.batch import Output, ScheduledBatch
 from engine.sched.request import Request
@@ -42,6 +42,7 @@ class StepResult(NamedTuple):
     tokens: dict[Request, int]
     logprobs: dict[Request, TokenLogprobs]
     prompt_logprobs: dict[Request, tuple[TokenLogprobs | None, ...]]  # complete ones
+    stuck: Mapping[Request, str] = {}  # those that no token can follow, and why
 
 
 class StepRunner(Protocol):
@@ -65,12 +66,30 @@ class Post(Protocol):
     def post(self, peer: bytes, messages: Sequence[Message]) -> None: ...
 
 
+class GrammarCompiler(Protocol):
+    def compile(self, submit: Submit, done: Callable[[Compiled], None]) -> None:
+        """Calls `done` once, from another thread."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class Loop:
-    def __init__(self, scheduler: Scheduler, runner: StepRunner, vocab_size: int, progress: Progress) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: StepRunner,
+        vocab_size: int,
+        progress: Progress,
+        grammars: GrammarCompiler | None = None,
+    ) -> None:
+        """Without `grammars` every request that has one is refused."""
         self._scheduler = scheduler
         self._runner = runner
         self._vocab_size = vocab_size
         self._progress = progress
+        self._grammars = grammars
+        self._inbox: queue.SimpleQueue[Letter] = queue.SimpleQueue()
         self._owners: dict[str, bytes] = {}  # of the living requests
         self._outgoing: defaultdict[bytes, list[Message]] = defaultdict(list)
         self._figures = scheduler.figures()
@@ -84,6 +103,7 @@ class Loop:
     def run(self, post: Post) -> bool:
         """Until told to stop. False if it had to end unasked."""
         wait_s: float | None = None
+        self._inbox = post.inbox
         try:
             while self._stopping is None:
                 self._take_letters(post.inbox, wait_s)
@@ -94,6 +114,8 @@ class Loop:
             for request_id in tuple(self._owners):
                 self._fail(request_id, "engine_dead", "the worker is shutting down")
             self._send(post)
+            if self._grammars is not None:
+                self._grammars.close()
 
     # ---- in
 
@@ -116,6 +138,8 @@ class Loop:
                 self._scheduler.drop(request_id)
                 del self._owners[request_id]
             self._outgoing.pop(letter.peer, None)
+        elif isinstance(letter, Compiled):
+            self._start(letter)
         else:
             self._stopping = letter
 
@@ -134,11 +158,22 @@ class Loop:
             for ids in _token_ids(submit):
                 if ids and not 0 <= min(ids) <= max(ids) < self._vocab_size:
                     raise RefusedError("invalid_value", f"token ids must be from 0 to {self._vocab_size - 1}")
+            if submit.grammar is not None and self._grammars is None:
+                raise RefusedError("unsupported_value", "this worker holds no answer to a grammar")
             self._scheduler.submit(submit)
         except RefusedError as error:
             self._outgoing[peer].append(Failed(submit.request_id, error.code, str(error)))
         else:
             self._owners[submit.request_id] = peer
+            if submit.grammar is not None and self._grammars is not None:
+                self._grammars.compile(submit, self._inbox.put)
+
+    def _start(self, compiled: Compiled) -> None:
+        submit = compiled.submit
+        if compiled.refusal is None:
+            self._scheduler.start(submit, compiled.matchers)
+        elif self._scheduler.is_current(submit):
+            self._fail(submit.request_id, "invalid_value", f"the grammar cannot be used: {compiled.refusal}")
 
     # ---- a step
 
@@ -165,6 +200,8 @@ class Loop:
             self._fail_batch(batch, error)
         else:
             self._progress.end_step()
+            for request, reason in result.stuck.items():
+                self._fail(request.request_id, "invalid_value", reason)
             for output in self._scheduler.advance(batch, result.tokens):
                 self._tell(output, result)
 

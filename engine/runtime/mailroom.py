@@ -16,9 +16,10 @@ from typing import NamedTuple
 
 import zmq
 
+from engine.grammar.matcher import Matcher
 from engine.wire.channel import Received, RouterEnd
 from engine.wire.codec import WireError, decode_to_worker, encode
-from engine.wire.messages import Beat, Message, Ready, ToWorker
+from engine.wire.messages import Beat, Message, Ready, Submit, ToWorker
 
 BEAT_S = 0.25
 LINGER_MS = 1000
@@ -45,7 +46,15 @@ class Stopping(NamedTuple):
     failed: bool = False
 
 
-Letter = Arrived | Left | Stopping
+class Compiled(NamedTuple):
+    """A request's grammar is there, or it cannot be kept."""
+
+    submit: Submit
+    matchers: tuple[Matcher, ...]  # one a choice
+    refusal: str | None = None
+
+
+Letter = Arrived | Left | Stopping | Compiled
 
 
 class Mailroom:

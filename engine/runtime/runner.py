@@ -16,7 +16,8 @@ from engine.model.decoder import TextModel
 from engine.model.kv_pool import KvPool
 from engine.runtime.logprobs import token_logprobs
 from engine.runtime.loop import StepResult
-from engine.runtime.sampler import Sampler
+from engine.runtime.masks import MaskJobs
+from engine.runtime.sampler import Allowed, Sampler
 from engine.runtime.step_inputs import StepInputBuilder, StepInputs
 from engine.sched.batch import Scheduled, ScheduledBatch
 from engine.sched.request import Request, State
@@ -39,22 +40,23 @@ class Runner:
             plan.page_size, plan.max_model_len, plan.max_num_seqs, plan.max_num_batched_tokens
         )
         self._prompt_logprobs: dict[Request, list[TokenLogprobs | None]] = {}
+        self._masks = MaskJobs(sampler.vocab_size)
 
     @torch.inference_mode()
     def run(self, batch: ScheduledBatch) -> StepResult:
         self.release_ended()  # first: this batch may run in the place of requests that ended just before it
         requests = [item.request for item in batch.items]
+        sampling = [row for row, item in enumerate(batch.items) if item.samples]
+        masks = self._begin_masks([requests[row] for row in sampling])
         inputs = self._inputs.build(requests, batch.items)
         context = self._context(inputs, batch.num_decodes)
         hidden = self._model.forward(self._to_device(inputs.token_ids), context, self._pool, self._on_layer)
         prompt_logprobs = self._read_prompts(batch, inputs, hidden)
-        sampling = [row for row, item in enumerate(batch.items) if item.samples]
         if not sampling:
             return StepResult({}, {}, prompt_logprobs)
         last_rows = np.array([inputs.query_starts[row + 1] - 1 for row in sampling])
         logits = self._model.logits(hidden[self._to_device(last_rows)])
-        sampled = self._sample(logits, [requests[row] for row in sampling])
-        return StepResult(*sampled, prompt_logprobs)
+        return self._sample(logits, [requests[row] for row in sampling], masks, prompt_logprobs)
 
     def release_ended(self) -> None:
         self._inputs.keep(lambda request: request.state is State.RUNNING)
@@ -78,17 +80,30 @@ class Runner:
             swa_table=self._to_device(inputs.swa_table),
         )
 
+    def _begin_masks(self, requests: Sequence[Request]) -> Callable[[], Allowed] | None:
+        """Of those that have a grammar, while the model runs; the result waits for them."""
+        rows = [row for row, request in enumerate(requests) if request.matcher is not None]
+        if not rows:
+            return None
+        job = self._masks.begin([matcher for request in requests if (matcher := request.matcher) is not None])
+        return lambda: Allowed(np.array(rows), job.result())
+
     def _sample(
-        self, logits: torch.Tensor, requests: Sequence[Request]
-    ) -> tuple[dict[Request, int], dict[Request, TokenLogprobs]]:
+        self,
+        logits: torch.Tensor,
+        requests: Sequence[Request],
+        masks: Callable[[], Allowed] | None,
+        prompt_logprobs: dict[Request, tuple[TokenLogprobs | None, ...]],
+    ) -> StepResult:
         for request in requests:
             if request not in self._sampler:
                 self._sampler.add(request, request.sampling, request.index, request.tokens)
-        token_ids, entries = self._sampler.sample(logits, requests)
+        token_ids, entries, stuck = self._sampler.sample(logits, requests, None if masks is None else masks())
         tokens = dict(zip(requests, token_ids, strict=True))
-        if entries is None:
-            return tokens, {}
-        return tokens, {request: entry for request, entry in zip(requests, entries, strict=True) if entry is not None}
+        described = zip(requests, entries or (), strict=entries is not None)
+        logprobs = {request: entry for request, entry in described if entry is not None}
+        reasons = {requests[row]: _why_stuck(requests[row]) for row in stuck}
+        return StepResult(tokens, logprobs, prompt_logprobs, reasons)
 
     def _read_prompts(
         self, batch: ScheduledBatch, inputs: StepInputs, hidden: torch.Tensor
@@ -119,3 +134,8 @@ class Runner:
 
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)
+
+
+def _why_stuck(request: Request) -> str:
+    error = None if request.matcher is None else request.matcher.error
+    return error or "no token is left that both the grammar and the request's other fields allow"

@@ -25,6 +25,14 @@ Slots = npt.NDArray[np.int64]
 class Sampled(NamedTuple):
     token_ids: list[int]
     logprobs: list[TokenLogprobs | None] | None  # None: no row wants any
+    stuck: list[int]  # rows of `Allowed` in which no token is left; their token means nothing
+
+
+class Allowed(NamedTuple):
+    """What the grammars of some rows allow."""
+
+    rows: Slots  # in the logits
+    words: npt.NDArray[np.uint32]  # [rows, vocab / 32]: a bit a token, the first token in the lowest bit
 
 
 class Sampler:
@@ -32,7 +40,12 @@ class Sampler:
         """`seed` is where requests without a seed of their own get one from."""
         self._device = device
         self._state = SamplingState(vocab_size, device, seed)
+        self._bit_places = torch.arange(32, dtype=torch.int32, device=device)
         self._token_ids = torch.arange(vocab_size, dtype=torch.int32, device=device)
+
+    @property
+    def vocab_size(self) -> int:
+        return self._state.vocab_size
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._state.slots
@@ -49,7 +62,7 @@ class Sampler:
         for key in [key for key in self._state.slots if not wanted(key)]:
             self._state.remove(key)
 
-    def sample(self, logits: torch.Tensor, keys: Sequence[Hashable]) -> Sampled:
+    def sample(self, logits: torch.Tensor, keys: Sequence[Hashable], allowed: Allowed | None = None) -> Sampled:
         """One token for each of `keys`, from float32 `logits` [keys, vocab], which are overwritten."""
         state = self._state
         of_key = state.slots
@@ -58,8 +71,11 @@ class Sampler:
         wanted = columns["logprobs"][slots]
         described = np.flatnonzero(wanted >= 0)
         raw = logits[self._to_device(described)].log_softmax(-1) if len(described) else None
+        if allowed is not None:
+            self._forbid(logits, allowed)
         if not columns["plain"][slots].all():
             self._process(logits, slots)
+        alive = None if allowed is None else logits[self._to_device(allowed.rows)].amax(-1) > -torch.inf
         greedy = columns["greedy"][slots]
         if greedy.all():
             token_ids = logits.argmax(-1)
@@ -72,13 +88,21 @@ class Sampler:
             token_ids[places] = self._draw(logits[places], slots[random])
         tokens: list[int] = token_ids.tolist()
         state.record(slots, token_ids, tokens)
+        stuck = [] if alive is None or allowed is None else allowed.rows[~alive.cpu().numpy()].tolist()
         if raw is None:
-            return Sampled(tokens, None)
+            return Sampled(tokens, None, stuck)
         found = token_logprobs(raw, token_ids[self._to_device(described)], wanted[described].tolist())
         entries: list[TokenLogprobs | None] = [None] * len(tokens)
         for place, entry in zip(described.tolist(), found, strict=True):
             entries[place] = entry
-        return Sampled(tokens, entries)
+        return Sampled(tokens, entries, stuck)
+
+    def _forbid(self, logits: torch.Tensor, allowed: Allowed) -> None:
+        rows = self._to_device(allowed.rows)
+        words = self._to_device(allowed.words.view(np.int32))  # [rows, words]
+        bits = (words[:, :, None] >> self._bit_places) & 1  # [rows, words, 32]
+        forbidden = bits.view(len(rows), -1)[:, : logits.shape[1]] == 0
+        logits[rows] = logits[rows].masked_fill_(forbidden, -torch.inf)
 
     def _draw(self, logits: torch.Tensor, slots: Slots) -> torch.Tensor:
         columns = self._state.columns

@@ -9,6 +9,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from engine.cache.groups import SequencePages
+from engine.grammar.matcher import Matcher
 from engine.sched.parts import Part, prefix_keys
 from engine.wire.messages import FinishReason, Sampling
 
@@ -27,7 +28,7 @@ class Request:
     """Equal only to itself, and hashable: others may key their own state by it."""
 
     __slots__ = (
-        *("__weakref__", "_max_tokens", "_stop_ids", "finish_reason", "index", "keys", "num_computed"),
+        *("__weakref__", "_max_tokens", "_stop_ids", "finish_reason", "index", "keys", "matcher", "num_computed"),
         *("num_prompt", "num_truncated", "pages", "rank", "sampling", "state", "submission", "tokens"),
     )
 
@@ -46,6 +47,7 @@ class Request:
         self.state = State.HELD
         self.finish_reason: FinishReason | None = None
         self.pages: SequencePages | None = None
+        self.matcher: Matcher | None = None  # has accepted the whole answer, so that computing it again changes nothing
         self._stop_ids = frozenset(self.sampling.stop_token_ids)
         self._max_tokens = min(self.sampling.max_tokens, max_model_len - self.num_prompt)
 
@@ -114,6 +116,10 @@ class Request:
         num_output = len(self.tokens) - self.num_prompt
         if token in self._stop_ids and num_output > self.sampling.min_tokens:
             return "stop"
+        if self.matcher is not None:
+            self.matcher.accept(token)
+            if self.matcher.complete:
+                return "stop"
         return "length" if num_output >= self._max_tokens else None
 
     def truncate(self, num_output: int) -> None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from engine.cache.groups import HybridCache, SequencePages
 from engine.config.capacity import CapacityPlan
 from engine.config.engine import EngineConfig
+from engine.grammar.matcher import Matcher
 from engine.sched.batch import Output, ScheduledBatch
 from engine.sched.encodings import Encodings
 from engine.sched.parts import Part
@@ -89,7 +90,26 @@ class Scheduler:
         self._num_unfinished += submit.n
         if submit.deadline_s is not None:
             heapq.heappush(self._deadlines, (now + submit.deadline_s, submission.arrival, submit.request_id))
-        self._queue(submission.choices[0])
+        if submission.ready:
+            self._queue(submission.choices[0])
+
+    def start(self, submit: Submit, matchers: Sequence[Matcher]) -> None:
+        """The request's grammar is there, one matcher a choice; until now it has only waited. Late calls do nothing."""
+        if not self.is_current(submit):
+            return
+        submission = self._submissions[submit.request_id]
+        for choice, matcher in zip(submission.choices, matchers, strict=True):
+            choice.matcher = matcher
+        submission.ready = True
+        if submission.choices[0].state is State.HELD:
+            self._queue(submission.choices[0])
+        else:
+            self._queue_held(submission)
+
+    def is_current(self, submit: Submit) -> bool:
+        """It was submitted, and has not ended since."""
+        submission = self._submissions.get(submit.request_id)
+        return submission is not None and submission.submit is submit
 
     def abort(self, request_id: str) -> Finished | None:
         """The terminal message; None if the request is over or was never there."""

@@ -16,6 +16,7 @@ class Submission:
         "first_step",
         "kept",
         "parts",
+        "ready",
         "received",
         "submit",
     )
@@ -37,6 +38,7 @@ class Submission:
         self.kept = kept  # page numbers at whose windows other requests are likely to go on
         self.cached_tokens = 0  # of the prompt
         self.aborted = False
+        self.ready = submit.grammar is None  # or its grammar is there
         self.choices: tuple[Request, ...] = tuple(Request(self, index, max_model_len) for index in range(submit.n))
 
     @property
@@ -45,6 +47,8 @@ class Submission:
 
     def held(self) -> list[Request]:
         """Choices that wait for the prompt to be computed by the first."""
+        if not self.ready:
+            return []
         return [choice for choice in self.choices[1:] if choice.state is State.HELD]
 
     def finished(self, now: float) -> Finished:

@@ -212,7 +212,7 @@ def test_logprobs_are_of_the_raw_logits_and_ranked() -> None:
     sampler = Sampler(VOCAB, CPU)
     for row, wanted in enumerate((None, 0, 3, 1)):
         sampler.add(row, random(seed=row, temperature=2.0, logit_bias={1: 50.0}, logprobs=wanted), 0, ())
-    tokens, entries = sampler.sample(logits.clone(), range(4))
+    tokens, entries, _ = sampler.sample(logits.clone(), range(4))
     assert tokens == [1] * 4
     assert entries is not None
     assert entries[0] is None
@@ -249,7 +249,7 @@ def test_a_batch_without_randomness_returns_the_plain_argmax() -> None:
     logits = logits_of(5)
     for row in range(5):
         sampler.add(row, greedy(), 0, ())
-    assert sampler.sample(logits.clone(), range(5)) == Sampled(logits.argmax(-1).tolist(), None)
+    assert sampler.sample(logits.clone(), range(5)) == Sampled(logits.argmax(-1).tolist(), None, [])
 
 
 def test_nothing_left_to_choose_is_no_crash() -> None:

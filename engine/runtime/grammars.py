@@ -1,0 +1,109 @@
+"""Grammars of requests: compiled beside the engine's steps, kept by their content, refused within a bounded time.
+
+Owns the threads that compile, their judges and the cache. Knows nothing of batches.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from engine.grammar.judging import Judge
+from engine.grammar.limits import GrammarError
+from engine.grammar.matcher import CompiledGrammar
+from engine.grammar.vocabulary import Vocabulary
+from engine.runtime.mailroom import Compiled
+from engine.wire.grammar import Rule
+from engine.wire.messages import Submit
+
+_NUM_JUDGES = 2  # so that one grammar that takes its whole time holds up no other
+_MAX_WAIT_S = 4.0  # for a judge
+_MAX_CACHED = 128  # grammars, and refusals
+_MAX_CACHED_BYTES = 64 << 20  # of the rules that they were made of; what is made of one takes several times as much
+
+log = logging.getLogger(__name__)
+
+
+class Grammars:
+    def __init__(self, folder: Path, vocab_size: int) -> None:
+        self._threads = ThreadPoolExecutor(_NUM_JUDGES, "grammar")
+        self._judges: queue.LifoQueue[Judge] = queue.LifoQueue()  # the one that was used last is warm
+        self._all_judges = [Judge(folder, vocab_size) for _ in range(_NUM_JUDGES)]
+        for judge in self._all_judges:
+            self._judges.put(judge)
+        self._vocabulary = self._threads.submit(Vocabulary, folder, vocab_size)
+        self._cache = Cache()
+
+    def compile(self, submit: Submit, done: Callable[[Compiled], None]) -> None:
+        """Calls `done`, from another thread, with a matcher for each choice or the reason why there is none."""
+        self._threads.submit(self._answer, submit, time.monotonic(), done)
+
+    def close(self) -> None:
+        for judge in self._all_judges:
+            judge.close()
+        self._threads.shutdown(cancel_futures=True)
+
+    def _answer(self, submit: Submit, since: float, done: Callable[[Compiled], None]) -> None:
+        assert submit.grammar is not None
+        try:
+            grammar = self._grammar(submit.grammar.rule, since)
+            stop_ids, begins = submit.sampling.stop_token_ids, submit.grammar.begins
+            matchers = tuple(grammar.matcher(begins, stop_ids) for _ in range(submit.n))
+        except (GrammarError, OSError, ValueError) as error:
+            done(Compiled(submit, (), str(error)))
+        else:
+            done(Compiled(submit, matchers))
+
+    def _grammar(self, rule: Rule, since: float) -> CompiledGrammar:
+        key = msgspec.msgpack.encode(rule)
+        found = self._cache.get(key)
+        if found is None:
+            found = self._made(rule, since)
+            self._cache.put(key, found)
+        if isinstance(found, GrammarError):
+            raise found
+        return found
+
+    def _made(self, rule: Rule, since: float) -> CompiledGrammar | GrammarError:
+        if time.monotonic() - since > _MAX_WAIT_S:
+            raise GrammarError("too many other grammars are being compiled; it may be sent again")
+        judge = self._judges.get()
+        try:
+            text = judge.text_of(msgspec.to_builtins(rule))
+            return CompiledGrammar(text, self._vocabulary.result())
+        except GrammarError as error:
+            return error
+        finally:
+            self._judges.put(judge)
+
+
+class Cache:
+    """By content, the least recently used one goes first. Any thread."""
+
+    def __init__(self) -> None:
+        self._entries: OrderedDict[bytes, CompiledGrammar | GrammarError] = OrderedDict()
+        self._num_bytes = 0
+        self._lock = threading.Lock()
+
+    def get(self, key: bytes) -> CompiledGrammar | GrammarError | None:
+        with self._lock:
+            if key in self._entries:
+                self._entries.move_to_end(key)
+            return self._entries.get(key)
+
+    def put(self, key: bytes, value: CompiledGrammar | GrammarError) -> None:
+        with self._lock:
+            if key not in self._entries:
+                self._num_bytes += len(key)
+            self._entries[key] = value
+            while len(self._entries) > _MAX_CACHED or self._num_bytes > _MAX_CACHED_BYTES:
+                oldest, _ = self._entries.popitem(last=False)
+                self._num_bytes -= len(oldest)
