@@ -19,11 +19,12 @@ from engine.model.kv_pool import KvPool
 from engine.model.load import load_model
 from engine.runtime.grammars import Grammars
 from engine.runtime.loop import Loop
+from engine.runtime.media import load_media
 from engine.runtime.progress import Progress
 from engine.runtime.runner import Runner
 from engine.runtime.sampler import Sampler
 from engine.sched.scheduler import Scheduler
-from engine.wire.messages import PROTOCOL_VERSION, GroupCapacity, Ready, Sampling, Submit
+from engine.wire.messages import PROTOCOL_VERSION, GroupCapacity, MediaSupport, Ready, Sampling, Submit
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -45,17 +46,22 @@ def build(folder: Path, engine: EngineConfig, worker_id: str) -> Built:
     model_config = ModelConfig.from_folder(folder)
     device = torch.device(engine.device)
     model = load_model(folder, model_config, device, _DTYPES[engine.dtype], engine.max_model_len)
-    plan = plan_capacity(model_config, engine, _free_bytes(device))
+    media = load_media(folder, model_config, device, _DTYPES[engine.dtype])
+    kept_bytes = 0 if media is None else engine.encoder_cache_bytes
+    plan = plan_capacity(model_config, engine, max(0, _free_bytes(device) - kept_bytes))
     log.info("%s in %s on %s\n%s", folder, engine.dtype, engine.device, plan.report())
     sampler = Sampler(model_config.vocab_size, device, engine.seed)
     # On a GPU a layer is done long after it was launched, so that there only whole steps tell of progress.
     progress = Progress(only_steps=device.type != "cpu")
     on_layer = progress.stamp if device.type == "cpu" else None
-    runner = Runner(model, KvPool(plan, device), plan, sampler, on_layer)
+    encoder = None if media is None else media.encoder(device, on_layer)
+    runner = Runner(model, KvPool(plan, device), plan, sampler, on_layer, encoder)
     _warm_up(runner, engine, plan)
+    intake = None if media is None else media.intake(min(plan.encoder_cache_tokens, plan.max_model_len))
+    support = None if intake is None else intake.support
     grammars = Grammars(folder, model_config.vocab_size)
-    loop = Loop(Scheduler(engine, plan), runner, model_config.vocab_size, progress, grammars)
-    return Built(loop, _announcement(folder, engine, plan, model_config, worker_id))
+    loop = Loop(Scheduler(engine, plan), runner, model_config.vocab_size, progress, grammars, media=intake)
+    return Built(loop, _announcement(folder, engine, plan, model_config, worker_id, support))
 
 
 def _warm_up(runner: Runner, engine: EngineConfig, plan: CapacityPlan) -> None:
@@ -68,7 +74,14 @@ def _warm_up(runner: Runner, engine: EngineConfig, plan: CapacityPlan) -> None:
     runner.release_ended()
 
 
-def _announcement(folder: Path, engine: EngineConfig, plan: CapacityPlan, model: ModelConfig, worker_id: str) -> Ready:
+def _announcement(
+    folder: Path,
+    engine: EngineConfig,
+    plan: CapacityPlan,
+    model: ModelConfig,
+    worker_id: str,
+    media: MediaSupport | None,
+) -> Ready:
     return Ready(
         protocol_version=PROTOCOL_VERSION,
         worker_id=worker_id,
@@ -83,6 +96,7 @@ def _announcement(folder: Path, engine: EngineConfig, plan: CapacityPlan, model:
         page_size=plan.page_size,
         cache_bytes=plan.cache_bytes,
         groups=tuple(GroupCapacity(group.name, group.bytes_per_token, group.grows) for group in plan.groups),
+        media=media,
     )
 
 

@@ -14,8 +14,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from engine.runtime.mailroom import Arrived, Compiled, Left, Letter, Stopping
+from engine.runtime.media_intake import MediaIntake
 from engine.runtime.progress import Progress
 from engine.sched.batch import Output, ScheduledBatch
+from engine.sched.parts import Part
 from engine.sched.request import Request
 from engine.sched.scheduler import RefusedError, Scheduler
 from engine.wire.messages import (
@@ -82,13 +84,15 @@ class Loop:
         vocab_size: int,
         progress: Progress,
         grammars: GrammarCompiler | None = None,
+        media: MediaIntake | None = None,
     ) -> None:
-        """Without `grammars` every request that has one is refused."""
+        """Without `grammars` every request that has one is refused, and so it is with `media`."""
         self._scheduler = scheduler
         self._runner = runner
         self._vocab_size = vocab_size
         self._progress = progress
         self._grammars = grammars
+        self._media = media
         self._inbox: queue.SimpleQueue[Letter] = queue.SimpleQueue()
         self._owners: dict[str, bytes] = {}  # of the living requests
         self._outgoing: defaultdict[bytes, list[Message]] = defaultdict(list)
@@ -160,13 +164,20 @@ class Loop:
                     raise RefusedError("invalid_value", f"token ids must be from 0 to {self._vocab_size - 1}")
             if submit.grammar is not None and self._grammars is None:
                 raise RefusedError("unsupported_value", "this worker holds no answer to a grammar")
-            self._scheduler.submit(submit)
+            self._scheduler.submit(submit, self._parts(submit))
         except RefusedError as error:
             self._outgoing[peer].append(Failed(submit.request_id, error.code, str(error)))
         else:
             self._owners[submit.request_id] = peer
             if submit.grammar is not None and self._grammars is not None:
                 self._grammars.compile(submit, self._inbox.put)
+
+    def _parts(self, submit: Submit) -> tuple[Part, ...]:
+        if not submit.media:
+            return ()
+        if self._media is None:
+            raise RefusedError("unsupported_value", "this model takes no media")
+        return self._media.parts(submit)
 
     def _start(self, compiled: Compiled) -> None:
         submit = compiled.submit

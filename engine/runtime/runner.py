@@ -17,6 +17,7 @@ from engine.model.kv_pool import KvPool
 from engine.runtime.logprobs import token_logprobs
 from engine.runtime.loop import StepResult
 from engine.runtime.masks import MaskJobs
+from engine.runtime.media_encoder import MediaEncoder
 from engine.runtime.sampler import Allowed, Sampler
 from engine.runtime.step_inputs import StepInputBuilder, StepInputs
 from engine.sched.batch import Scheduled, ScheduledBatch
@@ -28,12 +29,19 @@ _PROMPT_ROWS_AT_ONCE = 256  # bounds the logits [rows, vocab] in memory
 
 class Runner:
     def __init__(
-        self, model: TextModel, pool: KvPool, plan: CapacityPlan, sampler: Sampler, on_layer: Callable[[], None] | None
+        self,
+        model: TextModel,
+        pool: KvPool,
+        plan: CapacityPlan,
+        sampler: Sampler,
+        on_layer: Callable[[], None] | None,
+        media: MediaEncoder | None = None,
     ) -> None:
-        """`on_layer` is called whenever the model has moved on by a layer."""
+        """`on_layer` is called whenever the model has moved on by a layer. Without `media` there are only ids."""
         self._model = model
         self._pool = pool
         self._sampler = sampler
+        self._media = media
         self._on_layer = on_layer
         self._device = model.device
         self._inputs = StepInputBuilder(
@@ -50,7 +58,7 @@ class Runner:
         masks = self._begin_masks([requests[row] for row in sampling])
         inputs = self._inputs.build(requests, batch.items)
         context = self._context(inputs, batch.num_decodes)
-        hidden = self._model.forward(self._to_device(inputs.token_ids), context, self._pool, self._on_layer)
+        hidden = self._model.forward(self._tokens(batch, inputs), context, self._pool, self._on_layer)
         prompt_logprobs = self._read_prompts(batch, inputs, hidden)
         if not sampling:
             return StepResult({}, {}, prompt_logprobs)
@@ -67,6 +75,18 @@ class Runner:
     def is_fatal(self, error: Exception) -> bool:
         """A GPU that reported anything but a lack of memory goes on reporting it."""
         return self._device.type == "cuda" and not isinstance(error, torch.OutOfMemoryError | ValueError)
+
+    def _tokens(self, batch: ScheduledBatch, inputs: StepInputs) -> torch.Tensor:
+        """Ids, or embeddings where media stand among them."""
+        ids = self._to_device(inputs.token_ids)
+        if self._media is None:
+            return ids
+        self._media.do(batch.encoder)
+        if not any(item.media for item in batch.items):
+            return ids
+        embeddings = self._model.embed(ids)
+        self._media.fill(embeddings, batch.items, inputs.query_starts)
+        return embeddings
 
     def _context(self, inputs: StepInputs, num_decodes: int) -> ForwardContext:
         return ForwardContext(

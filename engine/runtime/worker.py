@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from engine.config.engine import EngineConfig
 from engine.config.log_format import set_up_logging
 from engine.runtime.mailroom import Mailroom, Stopping
+from engine.wire import blobs
 from engine.wire.channel import RouterEnd, WireKey
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def serve(flags: argparse.Namespace, build: Callable[[argparse.Namespace], Built]) -> int:
     """Until it is told to stop; the exit status."""
     set_up_logging(flags.log_level, flags.log_format)
+    blobs.sweep()
     try:
         router = RouterEnd(flags.listen, WireKey.from_file(flags.wire_key) if flags.wire_key else None)
         built = build(flags)

@@ -13,6 +13,7 @@ import mmap
 import os
 import re
 import secrets
+import weakref
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -26,14 +27,19 @@ class BlobError(ValueError):
 
 
 class SharedBlob:
-    """The maker's end. Whoever made it closes it, at the latest when the request is over."""
+    """The maker's end. Whoever made it calls `close`, at the latest when the request is over.
+
+    Closing is idempotent. What a worker has opened stays readable for it.
+    """
 
     def __init__(self, parts: Iterable[bytes | memoryview], folder: Path = FOLDER) -> None:
         """Holds `parts` one after the other. OSError where there is no shared memory or no room in it."""
-        self._path, self._descriptor = _create(folder)
+        self._path, descriptor = _create(folder)
+        # Also when the process ends without a word, but not in a copy of it that a fork made.
+        self.close = weakref.finalize(self, _remove, self._path, descriptor, os.getpid())
         try:
             for part in parts:
-                _write(self._descriptor, memoryview(part).cast("B"))
+                _write(descriptor, memoryview(part).cast("B"))
         except BaseException:
             self.close()
             raise
@@ -41,13 +47,6 @@ class SharedBlob:
     @property
     def name(self) -> str:
         return self._path.name
-
-    def close(self) -> None:
-        """Idempotent. What a worker has opened stays readable for it."""
-        if self._descriptor >= 0:
-            self._path.unlink(missing_ok=True)
-            os.close(self._descriptor)
-            self._descriptor = -1
 
 
 def take(name: str, num_bytes: int, folder: Path = FOLDER) -> memoryview:
@@ -68,7 +67,7 @@ def take(name: str, num_bytes: int, folder: Path = FOLDER) -> memoryview:
 
 def is_here(name: str, folder: Path = FOLDER) -> bool:
     """Whether this process sees the blob: a worker announces one to tell gateways that share memory from the others."""
-    return os.access(_path_of(name, folder), os.R_OK | os.W_OK)
+    return bool(_NAME.fullmatch(name)) and os.access(folder / name, os.R_OK | os.W_OK)
 
 
 def sweep(folder: Path = FOLDER) -> int:
@@ -94,6 +93,12 @@ def _create(folder: Path) -> tuple[Path, int]:
         if os.fstat(descriptor).st_nlink:
             return path, descriptor
         os.close(descriptor)  # swept between the two calls
+
+
+def _remove(path: Path, descriptor: int, owner: int) -> None:
+    if os.getpid() == owner:
+        path.unlink(missing_ok=True)
+        os.close(descriptor)
 
 
 def _write(descriptor: int, part: memoryview) -> None:

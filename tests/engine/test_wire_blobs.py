@@ -52,6 +52,22 @@ def test_a_name_cannot_lead_elsewhere(name: str, tmp_path: Path) -> None:
         take(name, 1, tmp_path)
 
 
+def test_a_blob_that_nobody_holds_any_more_is_closed(tmp_path: Path) -> None:
+    SharedBlob([b"abc"], tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_copy_of_the_process_does_not_close_its_blobs(tmp_path: Path) -> None:
+    blob = SharedBlob([b"abc"], tmp_path)
+    child = os.fork()
+    if child == 0:
+        blob.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert is_here(blob.name, tmp_path)
+    blob.close()
+
+
 def test_a_part_that_fails_leaves_nothing(tmp_path: Path) -> None:
     def parts():  # noqa: ANN202
         yield b"abc"
@@ -81,7 +97,8 @@ def test_sweeping_removes_what_a_killed_process_left(tmp_path: Path) -> None:
     here, there = multiprocessing.Pipe()
     child = os.fork()
     if child == 0:
-        there.send(SharedBlob([b"abc"], tmp_path).name)
+        blob = SharedBlob([b"abc"], tmp_path)
+        there.send(blob.name)
         signal.pause()
     name = here.recv()
     assert sweep(tmp_path) == 0
