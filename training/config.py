@@ -22,7 +22,7 @@ def tiny_config(tokenizer: Tokenizer) -> dict[str, Any]:
         "dtype": "bfloat16",
         "vocab_size": VOCAB_SIZE,
         "hidden_size": _HIDDEN,
-        "intermediate_size": 512,
+        "intermediate_size": 448,
         "num_hidden_layers": _LAYERS,
         "layer_types": [
             "full_attention" if layer in _FULL_ATTENTION_LAYERS else "sliding_attention" for layer in range(_LAYERS)
@@ -54,7 +54,7 @@ def _attention() -> dict[str, Any]:
     return {
         "num_attention_heads": 8,
         "num_key_value_heads": 8,
-        "q_lora_rank": 64,
+        "q_lora_rank": 128,
         "kv_lora_rank": 64,
         "qk_nope_head_dim": 32,
         "qk_rope_head_dim": 32,
