@@ -30,13 +30,14 @@ RUN --mount=type=cache,target=/var/cache/pip --mount=type=secret,id=pip,target=/
 FROM build-gateway AS build-server
 ARG DEVICE=cpu
 # Asked for the CPU build only where the configured index has none. For DEVICE=cuda the configured index is asked alone:
-# what it calls torch has CUDA's libraries with it.
+# what it calls torch brings CUDA's libraries with it.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN --mount=type=cache,target=/var/cache/pip --mount=type=secret,id=pip,target=/etc/pip.conf \
     torch=$(sed -nE 's/^ *"(torch==[0-9.]+)".*/\1/p' pyproject.toml); \
     case "$DEVICE" in \
       cpu) /opt/dots3/bin/pip install "$torch+cpu" || /opt/dots3/bin/pip install --index-url "$TORCH_INDEX" "$torch" ;; \
-      cuda) /opt/dots3/bin/pip install "$torch" ;; \
+      cuda) /opt/dots3/bin/pip install "$torch,!=${torch#*==}+cpu" && \
+        /opt/dots3/bin/python -c 'import torch; assert torch.version.cuda, "this build of torch has no CUDA"' ;; \
       *) echo "DEVICE must be cpu or cuda, got $DEVICE" >&2; exit 1 ;; \
     esac
 

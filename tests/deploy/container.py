@@ -74,8 +74,10 @@ class Container:
     @property
     def pid(self) -> int:
         """Of the program itself, which is process 1 in a real container: the first that has the image's user."""
+        user = self.user.partition(":")[0]
         for pid in _descendants(self.process.pid):
-            if _status(pid).get("Uid", "").split()[:1] == [self.user.partition(":")[0]]:
+            # buildah's own helper takes that user on before it starts the program.
+            if _status(pid).get("Uid", "").split()[:1] == [user] and not _command_line(pid).startswith("buildah-"):
                 return pid
         raise AssertionError(f"no process of user {self.user} runs:\n{self.said()}")
 
@@ -117,6 +119,10 @@ def _status(pid: int) -> dict[str, str]:
     except OSError:  # it has just ended
         return {}
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def _command_line(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
 
 
 def _output(*command: str) -> str:
