@@ -51,17 +51,22 @@ def file_bytes(url: str, folder: str | None, limit_bytes: int) -> bytes:
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost"):
         raise SourceError(f"a file: link must name no host, got {parts.netloc[:100]}")
-    allowed = Path(folder).resolve()
+    allowed, missing = Path(folder).resolve(), SourceError("there is no such file below the allowed folder")
     try:
-        descriptor = os.open(unquote(parts.path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except (OSError, ValueError) as error:
-        raise SourceError("there is no such file below the allowed folder") from error
-    with os.fdopen(descriptor, "rb") as file:
-        # Of the file that is open now, whatever links led to it and whatever is put in their place meanwhile.
-        opened = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
-        status = os.fstat(descriptor)
+        path = Path(unquote(parts.path)).resolve()
+        if not path.is_relative_to(allowed):
+            raise missing
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise missing from error
+    try:
+        # Of the file that is open now, whatever was put in its place since the check.
+        opened, status = Path(os.readlink(f"/proc/self/fd/{descriptor}")), os.fstat(descriptor)
         if not opened.is_relative_to(allowed) or not stat.S_ISREG(status.st_mode):
-            raise SourceError("there is no such file below the allowed folder")
+            raise missing
         if status.st_size > limit_bytes:
             raise SourceError(f"a media file may have {limit_bytes} bytes at most, got {status.st_size}")
-        return file.read(limit_bytes)
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read(limit_bytes)
+    finally:
+        os.close(descriptor)
