@@ -38,6 +38,20 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     pytest.skip("needs a GPU")
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Figures that tests noted with `record_property`: a green run would hide them."""
+    reports = [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]
+    figures = [
+        f"{report.nodeid.rpartition('::')[2]}: {name}: {value}"
+        for report in reports
+        for name, value in report.user_properties
+    ]
+    if figures:
+        terminalreporter.section("figures")
+        for line in figures:
+            terminalreporter.write_line(line)
+
+
 @pytest.fixture(autouse=True)
 def fixed_seeds() -> None:
     """A test that forgets to seed its numbers still draws the same ones in every run and in every order."""

@@ -1,26 +1,20 @@
 """The whole engine on the bundled checkpoint, without sockets: answers are the same whatever else the worker does."""
 
-import queue
 import random
-from collections.abc import Collection, Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
-from engine.config.engine import EngineConfig
-from engine.runtime.build import build
-from engine.runtime.mailroom import Arrived, Letter, Stopping
-from engine.wire.messages import Abort, Failed, Finished, Message, Sampling, Submit, TokenLogprobs, Tokens
+from engine.wire.messages import Submit
 from server.chat_template import ChatTemplate
 from server.tokenizer import Tokenizer
+from tests.support.loop_run import Answer, LoopRun, submit_of
 
 pytestmark = pytest.mark.e2e
 
 MODEL = Path("models/dots3-note-tiny")
-STOP_IDS = (3049, 3060)
+submit = partial(submit_of, stop_ids=(3049, 3060))
 TEXTS = [
     "What is 12 + 30?",
     "Hello! Who are you?",
@@ -50,65 +44,6 @@ def chat(*texts: str, system: str | None = None) -> list[int]:
     return tokenizer().encode_segments(template().render(messages))
 
 
-class Answer:
-    def __init__(self) -> None:
-        self.choices: dict[int, list[int]] = {}
-        self.logprobs: dict[int, list[TokenLogprobs]] = {}
-        self.prompt_logprobs: Sequence[TokenLogprobs | None] | None = None
-        self.finished: Finished | None = None
-
-    @property
-    def only(self) -> list[int]:
-        return self.choices[0]
-
-
-class Answers:
-    """The post of a loop that runs until each of its requests is over."""
-
-    def __init__(self, submits: Sequence[Submit], aborted: Collection[str] = ()) -> None:
-        """`aborted`: these are, as soon as they have said something."""
-        self._to_abort = set(aborted)
-        self.inbox: queue.SimpleQueue[Letter] = queue.SimpleQueue()
-        self.by_id = {submit.request_id: Answer() for submit in submits}
-        for submit in submits:
-            self.inbox.put(Arrived(b"g", submit))
-
-    def post(self, peer: bytes, messages: Iterable[Message]) -> None:
-        assert peer == b"g"
-        for message in messages:
-            assert not isinstance(message, Failed), message
-            if isinstance(message, Tokens):
-                answer = self.by_id[message.request_id]
-                if message.request_id in self._to_abort:
-                    self._to_abort.remove(message.request_id)
-                    self.inbox.put(Arrived(b"g", Abort(message.request_id)))
-                answer.choices.setdefault(message.index, []).extend(message.token_ids)
-                answer.logprobs.setdefault(message.index, []).extend(message.logprobs or ())
-                answer.prompt_logprobs = message.prompt_logprobs or answer.prompt_logprobs
-            elif isinstance(message, Finished):
-                self.by_id[message.request_id].finished = message
-        if all(answer.finished for answer in self.by_id.values()):
-            self.inbox.put(Stopping())
-
-
-class Engine:
-    def __init__(self, **settings: Any) -> None:
-        torch.set_num_threads(1)
-        self.loop = build(MODEL, EngineConfig.for_device("cpu", **settings), "test").loop
-
-    def answers(self, submits: Sequence[Submit], aborted: Collection[str] = ()) -> dict[str, Answer]:
-        post = Answers(submits, aborted)
-        self.loop._stopping = None
-        assert self.loop.run(post)
-        return post.by_id
-
-
-def submit(name: str, prompt: Sequence[int], *, n: int = 1, salt: str = "", max_tokens: int = 40, **kw: Any) -> Submit:
-    kw.setdefault("temperature", 0.0)
-    sampling = Sampling(max_tokens=max_tokens, stop_token_ids=STOP_IDS, **kw)
-    return Submit(name, tuple(prompt), sampling, n=n, cache_salt=salt)
-
-
 def prompts(count: int, seed: int = 0) -> list[list[int]]:
     """Short questions and long ones, past the window and the indexer's choice."""
     numbers = random.Random(seed)
@@ -120,12 +55,12 @@ def prompts(count: int, seed: int = 0) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def engine() -> Engine:
-    return Engine(cache_bytes=1 << 28)
+def engine() -> LoopRun:
+    return LoopRun(MODEL, cache_bytes=1 << 28)
 
 
 @pytest.fixture(scope="module")
-def alone(engine: Engine) -> dict[str, list[int]]:
+def alone(engine: LoopRun) -> dict[str, list[int]]:
     """Greedy and seeded answers, each with the worker to itself and nothing in its cache that it could use."""
     return {
         one.request_id: engine.answers([one])[one.request_id].only
@@ -154,17 +89,17 @@ def check_equal(answers: dict[str, Answer], alone: dict[str, list[int]]) -> None
         assert answers[name].only == expected, name
 
 
-def test_the_checkpoint_answers(engine: Engine) -> None:
+def test_the_checkpoint_answers(engine: LoopRun) -> None:
     answer = engine.answers([submit("hello", chat("What is 12 + 30?"), max_tokens=200)])["hello"]
     text = tokenizer().decode(answer.only)
     assert "42" in text, text
 
 
-def test_answers_in_mixed_batches_are_those_alone(engine: Engine, alone: dict[str, list[int]]) -> None:
+def test_answers_in_mixed_batches_are_those_alone(engine: LoopRun, alone: dict[str, list[int]]) -> None:
     check_equal(engine.answers(mixed("mixed")), alone)
 
 
-def test_answers_from_the_prefix_cache_are_those_without(engine: Engine, alone: dict[str, list[int]]) -> None:
+def test_answers_from_the_prefix_cache_are_those_without(engine: LoopRun, alone: dict[str, list[int]]) -> None:
     engine.answers(mixed("twice"))
     answers = engine.answers(mixed("twice"))
     check_equal(answers, alone)
@@ -175,27 +110,27 @@ def test_answers_from_the_prefix_cache_are_those_without(engine: Engine, alone: 
             assert finished.cached_tokens == (len(one.prompt_ids) - 1) // 16 * 16
 
 
-def test_answers_of_preempted_requests_are_those_alone(engine: Engine) -> None:
+def test_answers_of_preempted_requests_are_those_alone(engine: LoopRun) -> None:
     """Short questions that all go on for long, in a cache that holds two at their full length."""
     submits = [
         submit(f"{number}", chat(text), max_tokens=250, min_tokens=250, temperature=number % 2, seed=number)
         for number, text in enumerate(TEXTS)
     ]
     alone = {one.request_id: engine.answers([one])[one.request_id].only for one in submits}
-    small = Engine(cache_bytes=2_500_000, max_model_len=600, max_num_batched_tokens=64)
+    small = LoopRun(MODEL, cache_bytes=2_500_000, max_model_len=600, max_num_batched_tokens=64)
     check_equal(small.answers(submits), alone)
     assert small.loop.beat().preemptions >= 3
 
 
 def test_answers_without_a_prefix_cache_and_with_odd_chunks_are_the_same(alone: dict[str, list[int]]) -> None:
-    engine = Engine(cache_bytes=1 << 27, max_num_batched_tokens=67, enable_prefix_caching=False)
+    engine = LoopRun(MODEL, cache_bytes=1 << 27, max_num_batched_tokens=67, enable_prefix_caching=False)
     answers = engine.answers(mixed())
     check_equal(answers, alone)
     assert all(answer.finished is not None and answer.finished.cached_tokens == 0 for answer in answers.values())
 
 
 def test_those_that_wait_run_in_the_place_of_the_aborted(alone: dict[str, list[int]]) -> None:
-    engine = Engine(cache_bytes=1 << 27, max_num_seqs=2)
+    engine = LoopRun(MODEL, cache_bytes=1 << 27, max_num_seqs=2)
     prompt = chat("Hello!")
     longs = [submit(f"long {number}", prompt, max_tokens=999, min_tokens=999) for number in range(20)]
     names = [one.request_id for one in longs]
@@ -204,7 +139,7 @@ def test_those_that_wait_run_in_the_place_of_the_aborted(alone: dict[str, list[i
     assert all(answers[name].finished.aborted for name in names)  # type: ignore[union-attr]
 
 
-def test_choices_of_one_prompt(engine: Engine) -> None:
+def test_choices_of_one_prompt(engine: LoopRun) -> None:
     prompt = chat("Hello! Who are you?")
     several = engine.answers([submit("n", prompt, n=4, temperature=3.0, seed=3), submit("g", prompt, n=2)])
     again = engine.answers([submit("n", prompt, n=4, temperature=3.0, seed=3, salt="x")])
@@ -218,7 +153,7 @@ def test_choices_of_one_prompt(engine: Engine) -> None:
     assert finished.completion_tokens == sum(map(len, several["n"].choices.values()))
 
 
-def test_prompt_logprobs_are_those_of_the_same_tokens_sampled(engine: Engine) -> None:
+def test_prompt_logprobs_are_those_of_the_same_tokens_sampled(engine: LoopRun) -> None:
     """What the model said of its own answer when it gave it, it says again when that is part of a prompt."""
     prompt = chat(" ".join(TEXTS * 12))
     first = engine.answers([submit("first", prompt, logprobs=2)])["first"]

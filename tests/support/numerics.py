@@ -6,6 +6,7 @@ are compared with the reference's own choices forced upon the other side.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -79,29 +80,53 @@ def assert_logits_match(ours: Tensor, theirs: Tensor) -> None:
     )
 
 
-class ForcedChoices:
-    """Operations that choose what the reference chose, for steps of one sequence that is computed in order."""
+class Stretch(NamedTuple):
+    """Tokens of one sequence that a step computes."""
 
-    def __init__(self, ops: Ops, answer: Answer) -> None:
-        self._answer = answer
+    answer: Answer
+    start: int
+    end: int
+
+
+class ForcedChoices:
+    """Operations that choose what the reference chose, for steps of any number of sequences."""
+
+    def __init__(self, ops: Ops, config: ModelConfig) -> None:
+        self._top_k = config.indexer.top_k
+        self._key_layers = range(config.count("dsa"))
+        self._expert_layers = range(sum(config.moe_layers))
         self._route = ops.moe_route
-        self._positions = slice(0, 0)
-        self._key_layer = self._expert_layer = 0
+        self._key_calls: Iterator[Tensor] = iter(())
+        self._expert_calls: Iterator[Tensor] = iter(())
         self.ops = ops._replace(topk_select=self._topk_select, moe_route=self._moe_route)
 
-    def next_step(self, start: int, end: int) -> None:
-        self._positions = slice(start, end)
-        self._key_layer = self._expert_layer = 0
+    def next_step(self, stretches: Sequence[Stretch], num_decodes: int) -> None:
+        """In the order of the step's rows. Keys are chosen where there are more than top-k: of all decodes in one call,
+        of every other sequence in its own."""
+        assert next(self._key_calls, None) is None, "the step before chose fewer keys than expected"
+        assert next(self._expert_calls, None) is None, "the step before routed fewer layers than expected"
+        choosing = [stretch.end > self._top_k for stretch in stretches]
+        decodes = [one for one, chooses in zip(stretches[:num_decodes], choosing, strict=False) if chooses]
+        prefills = [[one] for one, chooses in zip(stretches, choosing, strict=True) if chooses][len(decodes) :]
+        calls = [decodes, *prefills] if decodes else prefills
+        self._key_calls = (
+            torch.cat([one.answer.keys[layer][one.start : one.end] for one in call])
+            for layer in self._key_layers
+            for call in calls
+        )
+        self._expert_calls = (
+            torch.cat([one.answer.experts[layer][one.start : one.end] for one in stretches])
+            for layer in self._expert_layers
+        )
 
     def _topk_select(self, scores: Tensor, k: int) -> Tensor:
         """In rising order those that the row may see come first; the rest is padding, but has to exist."""
-        keys = self._answer.keys[self._key_layer][self._positions]
-        self._key_layer += 1
+        keys = next(self._key_calls)
         assert keys.shape == (len(scores), k)
         return keys.sort(-1).values.clamp(max=scores.shape[1] - 1)
 
     def _moe_route(self, x: Tensor, weight: Tensor, bias: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
-        experts = self._answer.experts[self._expert_layer][self._positions]
-        self._expert_layer += 1
+        experts = next(self._expert_calls)
+        assert len(experts) == len(x)
         overwhelming = torch.zeros(len(x), len(bias)).scatter_(1, experts, 10.0)
         return self._route(x, weight, overwhelming, routing._replace(groups=1))
