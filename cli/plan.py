@@ -49,12 +49,12 @@ def plan(
         engine = EngineConfig.for_device(device, **given)  # type: ignore[arg-type]  # it checks the word
         config = _read_config(model)
         rows = plan_capacity(config, replace(engine, cache_bytes=_PLENTY), _PLENTY)
-        weights = _print_weights(model, config, engine)
+        taken = _print_weights(model, config, engine)
     except ValueError as error:
         raise _refusal(str(error)) from error
     _print_rows(rows)
     if memory_bytes is not None:
-        raise typer.Exit(0 if _print_fit(config, engine, memory_bytes, weights) else 1)
+        raise typer.Exit(0 if _print_fit(config, engine, memory_bytes, taken) else 1)
 
 
 def _memory(text: str | None) -> int | None:
@@ -75,15 +75,19 @@ def _read_config(path: Path) -> ModelConfig:
 
 
 def _print_weights(path: Path, config: ModelConfig, engine: EngineConfig) -> int:
+    """Returns what is taken before the cache gets the rest."""
     from cli.weight_bytes import part_sizes, weight_bytes
 
     parts = part_sizes(path, config)
     for part in parts:
-        note = "" if part.loaded else ", not loaded for text"
+        note = "" if part.loaded else ", not loaded"
         typer.echo(f"{part.name}: {part.num_weights:,} weights{note}")
     loaded = weight_bytes(parts, engine.dtype)
     typer.echo(f"weights in {engine.dtype}: {_size(loaded)}")
-    return loaded
+    if not any(part.name.endswith("encoder") for part in parts):
+        return loaded
+    typer.echo(f"embeddings kept of pictures and sounds: {_size(engine.encoder_cache_bytes)}")
+    return loaded + engine.encoder_cache_bytes
 
 
 def _print_rows(plan: CapacityPlan) -> None:
@@ -96,17 +100,17 @@ def _print_rows(plan: CapacityPlan) -> None:
             typer.echo(f"{line}, {window} of each sequence, do not grow")
 
 
-def _print_fit(config: ModelConfig, engine: EngineConfig, memory_bytes: int, weights: int) -> bool:
-    free = memory_bytes - weights
+def _print_fit(config: ModelConfig, engine: EngineConfig, memory_bytes: int, taken: int) -> bool:
+    free = memory_bytes - taken
     if free <= 0:
-        typer.echo(f"does not fit: the weights alone take {_size(weights)} of {_size(memory_bytes)}")
+        typer.echo(f"does not fit: what comes before the cache takes {_size(taken)} of {_size(memory_bytes)}")
         return False
     try:
         plan = plan_capacity(config, replace(engine, cache_bytes=max(1, cache_budget(engine, free))), free)
     except ValueError as error:
         typer.echo(f"does not fit: {error}")
         return False
-    typer.echo(f"cache: {_size(plan.cache_bytes)} of the {_size(free)} that the weights leave")
+    typer.echo(f"cache: {_size(plan.cache_bytes)} of the {_size(free)} that are left")
     typer.echo(f"longest request: {plan.max_model_len:,} tokens; the cache holds {plan.max_sequence_tokens:,} of one")
     lengths = sorted({length for length in (1024, 8192, 65_536) if length < plan.max_model_len} | {plan.max_model_len})
     for length in lengths:

@@ -1,6 +1,6 @@
-"""How many weights a checkpoint's text model has: from the headers of its files or, without files, from its config.
+"""How many weights a checkpoint has by part: from the headers of its files or, without files, from its config.
 
-Owns no tensor names but the prefixes of the parts that are not loaded for text. Reads no weight.
+Owns no tensor names but the prefixes of the parts beside the text model. Reads no weight.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from engine.config.model import ModelConfig
 
 _MAX_HEADER_BYTES = 100 * 2**20
 _OTHER_PARTS = {"vision_encoder.": "vision encoder", "audio_encoder.": "audio encoder", "model.mtp.": "draft layer"}
+_NOT_LOADED = {"draft layer"}
 _DTYPE_BYTES = {"bfloat16": 2, "float32": 4}
 
 
@@ -26,7 +27,7 @@ class WeightsError(ValueError):
 class PartSize(NamedTuple):
     name: str
     num_weights: int
-    loaded: bool  # by this version, to serve text
+    loaded: bool  # by this version
 
 
 def part_sizes(folder: Path, config: ModelConfig) -> list[PartSize]:
@@ -39,7 +40,7 @@ def part_sizes(folder: Path, config: ModelConfig) -> list[PartSize]:
         for name, shape in _shapes(path).items():
             if not name.endswith("_scale_inv"):
                 counts[_part_of(name, config)] += math.prod(shape)
-    return [PartSize(part, count, part == "text model") for part, count in counts.most_common()]
+    return [PartSize(part, count, part not in _NOT_LOADED) for part, count in counts.most_common()]
 
 
 def weight_bytes(parts: list[PartSize], dtype: str) -> int:
