@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-_HELP = "/new begins a new conversation, /think turns thinking on or off, /quit leaves; Ctrl-C stops an answer"
+_HELP = (
+    "/attach FILE or LINK adds a picture, sound or film to your next message, /new begins a new conversation, "
+    "/think turns thinking on or off, /quit leaves; Ctrl-C stops an answer"
+)
 
 
 @app.command()
@@ -44,6 +47,7 @@ class _Talk:
         self._model = model
         self._opening = [] if system is None else [{"role": "system", "content": system}]
         self._messages: list[dict[str, Any]] = list(self._opening)
+        self._attached: list[dict[str, Any]] = []  # to the next message
         self._thinking = thinking
         self._console = console
 
@@ -61,6 +65,9 @@ class _Talk:
     def _take(self, said: str) -> None:
         if said == "/new":
             self._messages = list(self._opening)
+            self._attached.clear()
+        elif said.split()[0] == "/attach":
+            self._attach(said.removeprefix("/attach").strip())
         elif said == "/think":
             self._thinking = not self._thinking
             self._console.print(f"thinking is {'on' if self._thinking else 'off'}", style="dim")
@@ -69,24 +76,40 @@ class _Talk:
         else:
             self._ask(said)
 
+    def _attach(self, name: str) -> None:
+        from cli.chat_attachments import AttachmentError, attachment
+
+        try:
+            self._attached.append(attachment(name))
+        except AttachmentError as error:
+            self._console.print(str(error), style="red", markup=False)
+        else:
+            self._console.print(f"attached to your next message: {len(self._attached)}", style="dim")
+
     def _ask(self, said: str) -> None:
         """What was stopped or broke off is taken out of the conversation again."""
         from cli.chat_client import ChatError
 
-        asked = [*self._messages, {"role": "user", "content": said}]
+        content: str | list[dict[str, Any]] = said
+        if self._attached:
+            content = [*self._attached, {"type": "text", "text": said}]
+        asked = [*self._messages, {"role": "user", "content": content}]
         try:
-            content = self._show_answer(asked)
+            answer = self._show_answer(asked)
         except ChatError as error:
             self._console.print(str(error), style="red", markup=False)
         except KeyboardInterrupt:
             self._console.print("\nstopped", style="dim")
         else:
-            self._messages = [*asked, {"role": "assistant", "content": content}]
+            self._messages = [*asked, {"role": "assistant", "content": answer}]
+            self._attached.clear()
 
     def _show_answer(self, messages: list[dict[str, Any]]) -> str:
         content = reasoning = ""
         with closing(self._client.answer(self._model, messages, self._thinking)) as pieces:
             for piece in pieces:
+                if piece.warning:
+                    self._write(f"{piece.warning}\n", "yellow")
                 if piece.reasoning:
                     self._write(piece.reasoning, "dim italic")
                 if piece.content and reasoning and not content:

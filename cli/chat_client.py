@@ -25,6 +25,7 @@ class Piece(NamedTuple):
     reasoning: str = ""
     content: str = ""
     finish_reason: str | None = None
+    warning: str = ""
 
 
 class ChatClient:
@@ -62,6 +63,8 @@ class ChatClient:
                 if reply.status_code != httpx.codes.OK:
                     reply.read()
                 _check(reply)
+                if warning := reply.headers.get("x-dots3-warning"):
+                    yield Piece(warning=warning)
                 for line in reply.iter_lines():
                     if line == "data: [DONE]":
                         return
