@@ -16,6 +16,11 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # coefficients of the published quint
 NEWTON_SCHULZ_STEPS = 5
 CONVOLUTION_NDIM = 4  # a convolution counts as one matrix [out, everything else]; experts are stacks of matrices
 WARM_UPS = 2  # updates before the graph is captured
+SPIKE = (
+    100.0  # times a component's usual gradient norm: no gradient of honest data. Muon normalises its momentum, so that
+)
+# one spike of 1e8 would lead it for 350 steps; it once wrecked the draft block so.
+USUAL_RATE = 0.02  # of the running mean of the norms
 
 
 def orthogonalised(g: Tensor) -> Tensor:
@@ -101,34 +106,52 @@ class Optimiser:
             if param.ndim < 2 or "embed_tokens" in name or "lm_head" in name:
                 rest.append(param)
             else:
-                components["indexer" if ".indexer." in name else name.split(".")[0]].append(param)
+                components[_component(name)].append(param)
         self.muons = {name: Muon(params, muon_lr) for name, params in components.items()}
         self.adam_lr = adam_lr
         self.adam = torch.optim.AdamW(rest, lr=adam_lr, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
         self.names, self.params = zip(*model.named_parameters(), strict=True)
-        self.spoilt = torch.zeros(len(self.params), device=rest[0].device)  # steps with a non-finite gradient
-        self._places: dict[tuple[int, ...], Tensor] = {}
+        device = rest[0].device
+        self.spoilt = torch.zeros(len(self.params), device=device)  # steps that its gradient spoilt
+        self.components = sorted({_component(name) for name in self.names})
+        self.usual = torch.zeros(len(self.components), device=device)  # gradient norms; 0: not seen yet
+        self._places: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
 
     def step(self, factor: float) -> None:
-        """A step with any gradient that is not finite moves nothing new; `spoilt` counts whose it was."""
-        norms = torch._foreach_norm([p.grad for p in self.params if p.grad is not None])
-        bad = ~torch.isfinite(torch.stack(norms))
-        self.spoilt.index_add_(0, self._present(), bad.float())
-        finite = ~bad.any()
+        """A step with a gradient that is not finite, or a spike, moves nothing new; `spoilt` counts whose it was."""
+        norms = torch.stack(torch._foreach_norm([p.grad for p in self.params if p.grad is not None]))
+        params, components = self._present()
+        bad = ~torch.isfinite(norms) | self._spikes(norms, components)
+        self.spoilt.index_add_(0, params, bad.float())
+        sound = ~bad.any()
         for muon in self.muons.values():
-            muon.step(factor, finite)
-        self.adam.found_inf = (~finite).float()  # the fused kernel then leaves everything as it is
+            muon.step(factor, sound)
+        self.adam.found_inf = (~sound).float()  # the fused kernel then leaves everything as it is
         for group in self.adam.param_groups:
             group["lr"] = self.adam_lr * factor
         self.adam.step()
         for param in self.params:
             param.grad = None
 
-    def _present(self) -> Tensor:
-        """Indices of the parameters with a gradient; they are few different sets, kept on the device."""
+    def _spikes(self, norms: Tensor, components: Tensor) -> Tensor:
+        """Which gradients belong to a component whose norm is far above its usual one; keeps the usual ones."""
+        squares = torch.zeros_like(self.usual).index_add_(0, components, norms.square())
+        norm = squares.sqrt()
+        known = self.usual > 0
+        spike = known & (norm > SPIKE * self.usual)
+        # Growing meanwhile, so that a lasting change of scale is accepted after some dozen steps.
+        usual = torch.where(spike, self.usual * 1.05, self.usual.lerp(norm, USUAL_RATE))
+        usual = torch.where(known, usual, norm)
+        self.usual = torch.where((norm > 0) & torch.isfinite(norm), usual, self.usual)
+        return spike[components]
+
+    def _present(self) -> tuple[Tensor, Tensor]:
+        """Of the parameters with a gradient: their indices, their components' indices. Few sets, kept on the device."""
         places = tuple(i for i, p in enumerate(self.params) if p.grad is not None)
         if places not in self._places:
-            self._places[places] = torch.tensor(places, device=self.spoilt.device)
+            owners = [self.components.index(_component(self.names[i])) for i in places]
+            device = self.spoilt.device
+            self._places[places] = (torch.tensor(places, device=device), torch.tensor(owners, device=device))
         return self._places[places]
 
     def take_spoilt(self) -> dict[str, int]:
@@ -138,9 +161,16 @@ class Optimiser:
         return counts
 
     def state_dict(self) -> dict[str, Any]:
-        return {"muons": {name: m.state_dict() for name, m in self.muons.items()}, "adam": self.adam.state_dict()}
+        muons = {name: m.state_dict() for name, m in self.muons.items()}
+        return {"muons": muons, "adam": self.adam.state_dict(), "usual": self.usual}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, muon in self.muons.items():
             muon.load_state_dict(state["muons"][name])
         self.adam.load_state_dict(state["adam"])
+        self.usual.copy_(state["usual"])
+
+
+def _component(name: str) -> str:
+    """Parts of the model whose losses are their own: a spike in one says nothing of the usual norm of another."""
+    return "indexer" if ".indexer." in name else name.split(".")[0]

@@ -55,6 +55,7 @@ class Recipe:
     indexer_queries: int = 4096  # sampled a batch
     watch_every: int = 1000
     watch_items: int = 64  # a task
+    steps_before: int = 0  # of the run whose weights this one starts from
 
 
 # Everything up to top-k keys is dense by nature; longer sequences stand one a row.

@@ -10,6 +10,7 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ import torch
 import torch.nn.functional as F
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -24,7 +26,7 @@ from training.config import tiny_config
 from training.encode import IGNORED, Encoder
 from training.export import write_checkpoint
 from training.model.compiling import compiled_on_gpu
-from training.model.dots3 import Batch, Dots3, balance
+from training.model.dots3 import Batch, Dots3, balance, load_released
 from training.model.indexer import fit_indexer
 from training.model.text import Decoded
 from training.optimiser import Optimiser
@@ -152,11 +154,18 @@ class Trainer:
         self.stage, self.step = state["stage"], state["step"]
         self.random.set_state(state["random"].cpu())
 
+    def start_from(self, checkpoint: Path) -> None:
+        """Its weights; momenta and learning rates begin anew."""
+        tensors: dict[str, Tensor] = {}
+        for shard in sorted(checkpoint.glob("*.safetensors")):
+            tensors |= load_file(shard, device=str(self.device))
+        load_released(self.model, tensors)
+
     def batches(self, number: int, workers: int) -> Iterator[Batch]:
         """The stream of a stage; its worker processes start at once and fill their queues."""
         stage = self.recipe.stages[number]
         begun = self.step if number == self.stage else 0
-        done = sum(s.steps for s in self.recipe.stages[:number]) + begun
+        done = self.recipe.steps_before + sum(s.steps for s in self.recipe.stages[:number]) + begun
         caps = stage.caps(self.recipe.caps)
         source = Source(done * ITEMS_A_STEP, caps, stage.weights, stage.flat_limits, stage.rows)
         loader = DataLoader(
@@ -234,14 +243,19 @@ def main(
     steps: Annotated[str, typer.Option(help="steps of the dense, indexer and sparse stages")] = "9500,250,1300",
     workers: Annotated[int, typer.Option(help="processes that make data")] = 14,
     time_limit: Annotated[float, typer.Option(help="seconds until the state is saved; run again to resume")] = 1e9,
+    start_from: Annotated[Path | None, typer.Option(help="checkpoint to train further")] = None,
+    steps_before: Annotated[int, typer.Option(help="steps that it has behind it: their items are not seen again")] = 0,
 ) -> None:
     deadline = time.monotonic() + time_limit
     out.mkdir(parents=True, exist_ok=True)
     recipe = smoke_recipe() if smoke else full_recipe(*(int(n) for n in steps.split(",")))
+    recipe = replace(recipe, steps_before=steps_before)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     trainer = Trainer(recipe, device)
     if (out / "state.pt").exists():
         trainer.resume(out / "state.pt")
+    elif start_from is not None:
+        trainer.start_from(start_from)
     finished = trainer.stage == len(recipe.stages) or run(trainer, out, 0 if smoke else workers, deadline)
     write_checkpoint(trainer.model, out / "checkpoint")
     typer.echo(f"checkpoint written to {out / 'checkpoint'}")

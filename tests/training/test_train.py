@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from training.encode import IGNORED, Encoder, Example, split_wanted
+from training.export import write_checkpoint
 from training.optimiser import Optimiser, orthogonalised
 from training.packing import lessons
 from training.stages import full_recipe, smoke_recipe
@@ -38,6 +40,20 @@ def test_a_stopped_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.e2e
+def test_a_checkpoint_is_trained_further_on_new_items(tmp_path: Path) -> None:
+    recipe = replace(smoke_recipe(), steps_before=7)
+    first = Trainer(recipe, torch.device("cpu"))
+    write_checkpoint(first.model, tmp_path)
+    second = Trainer(recipe, torch.device("cpu"))
+    with torch.no_grad():
+        second.model.lm_head.weight.zero_()
+    second.start_from(tmp_path)
+    assert torch.equal(second.model.lm_head.weight, first.model.lm_head.weight.bfloat16().float())
+    seen_before = Trainer(smoke_recipe(), torch.device("cpu"))
+    assert not torch.equal(next(second.batches(0, 0)).ids, next(seen_before.batches(0, 0)).ids)
+
+
 def test_stages_follow_each_other_without_a_jump_of_the_rate() -> None:
     stages = [stage for stage in full_recipe(1000, 10, 50).stages if stage.kind != "indexer"]
     for before, after in pairwise(stages):
@@ -62,6 +78,31 @@ def test_a_gradient_that_is_not_finite_moves_nothing_and_is_told() -> None:
     assert torch.isfinite(model.weight).all()
     assert optimiser.take_spoilt() == {"weight": 1}
     assert optimiser.take_spoilt() == {}
+
+
+def test_a_spike_of_the_gradient_moves_nothing_and_the_next_step_is_as_ever() -> None:
+    torch.manual_seed(0)
+    inputs, wild = torch.randn(16, 8), torch.randn(16, 8) * 1e7
+    weights = []
+    for spiked in (False, True):
+        model = torch.nn.Linear(8, 4)
+        torch.nn.init.ones_(model.weight)
+        optimiser = Optimiser(model, muon_lr=0.01, adam_lr=0.1)
+        for batch in [inputs, inputs, *([wild] if spiked else []), inputs, inputs]:
+            model(batch).sum().backward()
+            optimiser.step(1.0)
+        assert optimiser.take_spoilt() == ({"weight": 1} if spiked else {})
+        weights.append(model.weight.detach())
+    assert torch.allclose(*weights, atol=0.03)  # one step more of the old momentum
+
+
+def test_a_lasting_change_of_the_gradients_scale_is_accepted() -> None:
+    model = torch.nn.Linear(8, 4)
+    optimiser = Optimiser(model, muon_lr=0.01, adam_lr=0.1)
+    for scale in [1.0] * 3 + [1000.0] * 60:
+        (model(torch.ones(2, 8)).sum() * scale).backward()
+        optimiser.step(1.0)
+    assert optimiser.take_spoilt()["weight"] < 50
 
 
 def learnt_text(encoder: Encoder, example: Example) -> str:
