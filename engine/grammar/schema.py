@@ -96,6 +96,8 @@ class Schema:
         self.visit()
         if not isinstance(schema, Mapping) or depth > _DEEPEST:
             return schema is True
+        if self.types(schema) <= {"string"}:
+            return True
         if not schema.keys() <= _TYPE_WORDS:
             return False
         below = [*listed(schema.get("anyOf")), *listed(schema.get("oneOf"))]
