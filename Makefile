@@ -51,6 +51,9 @@ test-slow: $(VENV)/.docker  ## the long runs
 docker-test: $(VENV)/.docker  ## build the images without Docker, run them, lint deploy/ (Debian, root; 8 minutes; also in test-slow)
 	$(PYTEST) tests/deploy $(ARGS)
 
+test-faults: $(VENV)/.test  ## worker death, overload, drain, load: real processes
+	$(PYTEST) tests/faults -m "not gpu" $(ARGS)
+
 test-gpu: $(VENV)/.test  ## what needs a GPU; a missing GPU is a failure
 	REQUIRE_GPU=1 $(PYTEST) -m gpu $(ARGS)
 

@@ -1,5 +1,6 @@
 """Starts, deaths and ends of the whole server, seen from outside."""
 
+import http.client
 import json
 import os
 import signal
@@ -8,7 +9,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -137,11 +138,77 @@ def test_a_second_sigterm_ends_at_once(start_server: Start) -> None:
     server.wait_until("the worker is gone too", lambda: not os.path.exists(f"/proc/{worker}"), timeout_s=3)
 
 
-def test_a_killed_gateway_takes_its_worker_along(start_server: Start) -> None:
+def test_the_same_signal_twice_at_once_is_one(start_server: Start) -> None:
+    """A process group gets it from whoever signals the group, and again from the shell that passes it on."""
+    server = start_server()
+    body = LONG | {"stream": True, "max_tokens": 300}
+    with httpx.stream("POST", f"{server.base_url}/completions", json=body, timeout=60) as reply:
+        lines = reply.iter_lines()
+        next(lines)
+        for _ in range(2):
+            server.process.send_signal(signal.SIGTERM)
+            time.sleep(0.01)
+        rest = events(lines)
+    assert rest[-2]["choices"][0]["finish_reason"] == "length"
+    assert server.process.wait(10) == 0
+
+
+def test_a_killed_gateway_takes_its_worker_along_and_leaves_no_folder(
+    start_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     server = start_server()
     worker = server.worker()["pid"]
+    assert len(list(tmp_path.glob("dots3-*"))) == 1
     server.kill()
     server.wait_until("the worker has ended", lambda: not os.path.exists(f"/proc/{worker}"), timeout_s=10)
+    server.wait_until("its folder is gone", lambda: not list(tmp_path.glob("dots3-*")), timeout_s=5)
+
+
+@pytest.mark.slow
+def test_an_idle_connection_is_kept_for_longer_than_proxies_keep_theirs(server: ServerProcess) -> None:
+    ports = []  # the library would connect anew if it had to
+    with closing(http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=10)) as connection:
+        for pause_s in (0, 122):
+            time.sleep(pause_s)
+            connection.request("GET", "/livez")
+            reply = connection.getresponse()
+            assert (reply.status, reply.read()) == (200, b'{"status":"ok"}')
+            ports.append(connection.sock.getsockname()[1])
+    assert ports[0] == ports[1]
+
+
+def test_one_line_of_the_log_tells_all_of_a_request_but_its_content(start_server: Start) -> None:
+    server = start_server("--log-format", "json", "--api-key", "hidden-1", "--api-key", "hidden-2")
+    headers = {"Authorization": "Bearer hidden-2", "X-Request-Id": "mine-7"}
+    body = {"model": MODEL, "prompt": "unheard-of", "max_tokens": 3, "ignore_eos": True}
+    reply = httpx.post(f"{server.base_url}/completions", json=body, headers=headers, timeout=60)
+    assert (reply.status_code, reply.headers["x-request-id"]) == (200, "mine-7")
+    prompt_tokens = reply.json()["usage"]["prompt_tokens"]
+    assert server.terminate() == 0
+    text = server.log.read_text()
+    lines = [json.loads(line) for line in text.splitlines()]  # the worker's too
+    [told] = [line for line in lines if line.get("request_id") == "mine-7"]
+    times = {name: told.pop(name) for name in ("queue_s", "first_token_s", "took_s", "time")}
+    assert told == {
+        "level": "info",
+        "logger": "dots3.access",
+        "message": "request",
+        "request_id": "mine-7",
+        "method": "POST",
+        "path": "/v1/completions",
+        "key": "key-2",
+        "status": 200,
+        "model": MODEL,
+        "stream": False,
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": 3,
+        "cached_tokens": 0,
+        "finish_reasons": ["length"],
+    }
+    assert 0 <= times["queue_s"] <= times["first_token_s"] <= times["took_s"]
+    assert "unheard-of" not in text
+    assert "hidden" not in text
 
 
 def test_a_server_that_still_waits_for_its_worker_can_be_stopped(tmp_path: Path) -> None:
@@ -187,11 +254,12 @@ def test_keys_are_asked_for_and_the_socket_may_be_a_file(start_server: Start, tm
 
 def test_a_worker_alone_serves_a_gateway_that_connects(start_server: Start, tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/worker"
-    command = [sys.executable, "-m", "cli.main", "worker", "--listen", address, "--model", f"models/{MODEL}"]
+    command = [sys.executable, "-m", "cli.main", "worker", "--listen", address]
     with (tmp_path / "log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as worker:
         try:
             server = start_server("--worker", address)
-            assert server.worker()["pid"] == worker.pid
+            with open(f"/proc/{server.worker()['pid']}/stat", encoding="ascii") as file:
+                assert int(file.read().rpartition(")")[2].split()[1]) == worker.pid  # its parent
             assert server.post("/v1/completions", prompt="a", max_tokens=2).status_code == 200
             assert server.terminate() == 0
             assert worker.poll() is None

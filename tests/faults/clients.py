@@ -11,7 +11,7 @@ import httpx
 
 from tests.e2e.server_process import MODEL, ServerProcess
 
-WAIT_S = 60.0
+WAIT_S = 120.0
 
 
 def body(prompt: list[int], max_tokens: int, **fields: Any) -> dict[str, Any]:
