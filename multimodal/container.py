@@ -7,7 +7,7 @@ do. FFmpeg's libraries stay behind this module, `sound_file` and `film_file`. Kn
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 
 import av
@@ -28,6 +28,8 @@ _FORMATS = (
     "mov", "mp4", "matroska", "webm", "avi", "flv", "mpegts", "mpeg", "asf", "ogg", "gif",
     "mp3", "wav", "w64", "flac", "aac", "aiff", "au", "caf", "amr", "ac3", "eac3",
 )  # fmt: skip
+# Codecs in which a frame that is marked as no reference is needed by no other, whatever its layer.
+_TELLS_WHAT_IS_NEEDED = ("h264", "mpeg4")
 _OPTIONS = {"format_whitelist": ",".join(_FORMATS), "protocol_whitelist": "none"}
 
 
@@ -68,9 +70,18 @@ def _told_duration_s(container: InputContainer, stream: VideoStream | AudioStrea
     return max(of_stream, (container.duration or 0) / av.time_base)
 
 
-def film_frames(container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
-    """From where the container stands to its end, in the order of display."""
+def film_frames(
+    container: InputContainer, stream: VideoStream, wanted: Container[int] | None = None
+) -> Iterator[VideoFrame]:
+    """From where the container stands to its end, in the order of display.
+
+    With `wanted`, times in the stream's unit, others may be left out: those that nothing else is decoded from.
+    """
+    codec = stream.codec_context
+    may_skip = wanted is not None and codec.name in _TELLS_WHAT_IS_NEEDED
     for packet in _packets_then_flush(container, stream):
+        if may_skip and wanted is not None and packet is not None:
+            codec.skip_frame = "DEFAULT" if packet.pts in wanted else "NONREF"
         try:
             yield from stream.decode(packet)
         except InvalidDataError:

@@ -149,13 +149,14 @@ def _counted(container: InputContainer, stream: VideoStream, numbers: Sequence[i
 def _at_times(
     container: InputContainer, stream: VideoStream, times: PacketTimes, wanted: Sequence[int]
 ) -> Iterator[VideoFrame]:
-    frames = film_frames(container, stream)
+    needed = frozenset(wanted)
+    frames = film_frames(container, stream, needed)
     seen = times.frames[0]
     for time in wanted:
         before = bisect_right(times.key_frames, time) - 1
         if before >= 0 and times.key_frames[before] > seen:
             container.seek(times.key_frames[before], stream=stream)
-            frames = film_frames(container, stream)
+            frames = film_frames(container, stream, needed)
         for frame in frames:
             if frame.pts is None or frame.pts > time:
                 raise FrameMissingError

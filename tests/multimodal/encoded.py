@@ -27,6 +27,7 @@ def film(
     sound_at_ms: int = 0,
     options: dict[str, str] | None = None,
     pixel: Fraction | None = None,
+    b_frames: int | None = None,
 ) -> bytes:
     """64 x 48 pixels of that shape, a frame at each time; 16 kHz mono sound, PCM or where that cannot be AAC."""
     buffer = io.BytesIO()
@@ -36,6 +37,8 @@ def film(
         stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
         stream.codec_context.time_base = Fraction(1, 1000)
         stream.codec_context.gop_size = gop
+        if b_frames is not None:
+            stream.codec_context.max_b_frames = b_frames
         if pixel is not None:
             stream.codec_context.sample_aspect_ratio = pixel
         track = None

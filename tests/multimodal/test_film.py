@@ -136,6 +136,19 @@ def test_counting_frames_finds_what_packets_tell() -> None:
         assert np.array_equal(one, other)
 
 
+@pytest.mark.parametrize(
+    ("container", "codec"),
+    [("mp4", "libx264"), ("matroska", "mpeg4"), ("webm", "libvpx-vp9"), ("mp4", "libx265")],
+)
+def test_frames_are_the_same_where_those_between_are_left_out(container: str, codec: str) -> None:
+    data = encoded.film(EIGHT_SECONDS, container, codec, gop=40, b_frames=3)
+    index = index_film(data)
+    numbers = [0, 1, 2, 3, 4, 5, 6, 7, 30, 61, 62, 100, 139, 199]
+    every = list(read_frames(data, index_film(data, count_frames=True), range(200)))
+    for number, rgb in zip(numbers, read_frames(data, index, numbers), strict=True):
+        assert np.array_equal(rgb, every[number])
+
+
 def test_a_chosen_frame_that_cannot_be_decoded_makes_the_film_shorter() -> None:
     data = encoded.film(EIGHT_SECONDS, "matroska", "libvpx-vp9", gop=1)
     with av.open(io.BytesIO(data), "r") as container:
