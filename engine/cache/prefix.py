@@ -1,6 +1,7 @@
 """Which pages hold which tokens: a tree, each node of which is one page of tokens, with a page of each group.
 
-Exact behind the hash: a node is found under its parent by comparing its tokens. Owns the nodes; whether their pages are
+Exact behind the hash: a node is found under its parent by comparing its tokens. They are any numbers that say what a
+row depends on: ids, and for a placeholder the picture or sound that fills it. Owns the nodes; whether their pages are
 used or merely cached is the page pool's matter, which tells when it takes one back.
 """
 

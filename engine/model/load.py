@@ -62,11 +62,12 @@ def load_encoders(
     parts = {name.partition(".")[0] + "." for name in _files_by_tensor(folder)[0]}
     vision = media.vision if _VISION in parts else None
     audio = media.audio if _AUDIO in parts else None
+    plain = ops_for(torch.device("cpu"))  # on every device: the kernels are made for the text model's sizes
     loaded = tuple(prefix for prefix, part in ((_VISION, vision), (_AUDIO, audio)) if part is not None)
     with Checkpoint(folder, config, device, dtype, lambda name: not name.startswith(loaded)) as weights:
         encoders = Encoders(
-            None if vision is None else VisionEncoder(weights, vision, scale, ops_for(device)),
-            None if audio is None else AudioEncoder(weights, audio, ops_for(device)),
+            None if vision is None else VisionEncoder(weights, vision, scale, plain),
+            None if audio is None else AudioEncoder(weights, audio, plain),
         )
         weights.check_all_taken()
     return encoders

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import queue
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,6 +37,7 @@ pytestmark = pytest.mark.e2e
 
 LIMITS = ImageLimits.from_preprocessor(PREPROCESSOR)
 LENGTH = 2048
+BUNDLED = Path("models/dots3-note-tiny")
 
 Medium = np.ndarray  # uint8 [h, w, 3] or float32 [samples]
 
@@ -43,6 +45,8 @@ Medium = np.ndarray  # uint8 [h, w, 3] or float32 [samples]
 class Model(NamedTuple):
     folder: Path
     reference: Any
+    limits: ImageLimits = LIMITS
+    ids: tuple[int, int] = (IMAGE_ID, AUDIO_ID)  # placeholders
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +130,9 @@ MIXED: Pieces = [
 ]  # fmt: skip
 
 
-def prompt_of(pieces: Pieces) -> tuple[tuple[int, ...], tuple[MediaItem, ...], bytes]:
+def prompt_of(
+    pieces: Pieces, placeholders: tuple[int, int] = (IMAGE_ID, AUDIO_ID)
+) -> tuple[tuple[int, ...], tuple[MediaItem, ...], bytes]:
     ids: list[int] = []
     items = []
     data = b""
@@ -140,26 +146,33 @@ def prompt_of(pieces: Pieces) -> tuple[tuple[int, ...], tuple[MediaItem, ...], b
         kind = "image" if is_picture else "audio"
         items.append(MediaItem(kind, len(ids), num_tokens, piece.shape, identity, start=len(data)))  # type: ignore[arg-type]
         data += piece.tobytes()
-        ids += [IMAGE_ID if is_picture else AUDIO_ID] * num_tokens
+        ids += [placeholders[0 if is_picture else 1]] * num_tokens
     return tuple(ids), tuple(items), data
 
 
-def submit(name: str, pieces: Pieces, max_tokens: int = 4, *, whole: bool = False, **fields: Any) -> Submit:
+def submit(
+    name: str,
+    pieces: Pieces,
+    max_tokens: int = 4,
+    *,
+    whole: bool = False,
+    ids: tuple[int, int] = (IMAGE_ID, AUDIO_ID),
+) -> Submit:
     """`whole`: with all log-probabilities at all prompt tokens."""
-    ids, items, data = prompt_of(pieces)
+    prompt_ids, items, data = prompt_of(pieces, ids)
     sampling = Sampling(max_tokens=max_tokens, temperature=0.0, prompt_logprobs=VOCAB if whole else None)
-    return Submit(name, ids, sampling, media=items, media_data=MediaData(len(data), inline=data), **fields)
+    return Submit(name, prompt_ids, sampling, media=items, media_data=MediaData(len(data), inline=data))
 
 
 @torch.no_grad()
 def expected(model: Model, pieces: Pieces, answer: Sequence[int] = ()) -> torch.Tensor:
     """Log-probabilities [tokens, VOCAB] after each token of prompt and answer, by transformers."""
-    ids, _, _ = prompt_of(pieces)
+    ids, _, _ = prompt_of(pieces, model.ids)
     pictures = [piece for piece in pieces if isinstance(piece, np.ndarray) and piece.ndim == 3]
     sounds = [piece for piece in pieces if isinstance(piece, np.ndarray) and piece.ndim == 1]
     inputs: dict[str, torch.Tensor] = {}
     if pictures:
-        patches = np.concatenate([normalise(order_patches(one), LIMITS) for one in pictures])
+        patches = np.concatenate([normalise(order_patches(one), model.limits) for one in pictures])
         inputs["pixel_values"] = torch.from_numpy(patches)
         inputs["image_grid_thw"] = torch.tensor([[1, one.shape[0] // 14, one.shape[1] // 14] for one in pictures])
     if sounds:
@@ -219,6 +232,25 @@ def test_requests_of_one_batch_do_not_mix(model: Model) -> None:
     answers = engine.answer(*(submit(f"r{number}", one, 3) for number, one in enumerate(conversations)))
     for answer, pieces in zip(answers, conversations, strict=True):
         assert answer.tokens == greedy(model, pieces, 3)
+
+
+def test_the_bundled_checkpoint() -> None:
+    """Its encoders have learnt, so their outputs are of the sizes that real ones have."""
+    from transformers import Dots3NoteForConditionalGeneration
+
+    reference = Dots3NoteForConditionalGeneration.from_pretrained(BUNDLED, dtype=torch.float32).eval()
+    preprocessor = json.loads((BUNDLED / "preprocessor_config.json").read_text())
+    model = Model(
+        BUNDLED,
+        reference,
+        ImageLimits.from_preprocessor(preprocessor),
+        (reference.config.image_token_id, reference.config.audio_token_id),
+    )
+    shade = np.linspace(0, 255, 56 * 84 * 3).reshape(56, 84, 3).astype(np.uint8)
+    pieces = [text(20), shade, text(6, 1), sound(30_000), text(5, 2), picture(8, 11), text(4, 3)]
+    (answer,) = Engine(BUNDLED, max_num_batched_tokens=50).answer(submit("r", pieces, 6, ids=model.ids))
+    theirs = expected(model, pieces, answer.tokens)
+    assert answer.tokens == theirs[-1 - len(answer.tokens) : -1].argmax(-1).tolist()
 
 
 def test_a_prefix_is_found_across_equal_media_and_not_across_others(model: Model) -> None:
