@@ -7,7 +7,7 @@ nothing of tokens or of how a film is cut.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +24,7 @@ from multimodal.file_limits import DEFAULT_LIMITS, FileLimits
 
 # Times in containers are rounded, to a millisecond or worse: only a larger step is a gap or a jump back.
 _JITTER_S = 0.1
+_MIXED_AT_ONCE = 1 << 18  # samples
 _OPEN_LENGTH = 0xFFFFFFFF  # written by programs that write to a pipe
 
 
@@ -38,16 +39,31 @@ class _Run:
 
     start_s: float
     rate: int
-    pieces: list[NDArray[np.float32]]
+    pieces: list[NDArray[np.float32]] = field(default_factory=list)
     num_samples: int = 0
+    _unmixed: list[NDArray[np.float32]] = field(default_factory=list)  # [samples, channels] each
+    _num_unmixed: int = 0
 
     @property
     def end_s(self) -> float:
         return self.start_s + self.num_samples / self.rate
 
-    def append(self, mono: NDArray[np.float32]) -> None:
-        self.pieces.append(mono)
-        self.num_samples += mono.size
+    def append(self, packed: NDArray[np.float32]) -> None:
+        """Mixed in large pieces: frames are short, and each step over one costs as much as its arithmetic."""
+        if self._unmixed and self._unmixed[0].shape[1] != packed.shape[1]:
+            self.mix()
+        self._unmixed.append(packed)
+        self.num_samples += len(packed)
+        self._num_unmixed += len(packed)
+        if self._num_unmixed > _MIXED_AT_ONCE:
+            self.mix()
+
+    def mix(self) -> None:
+        """To the mean of the channels; what is no number becomes silence."""
+        if self._unmixed:
+            packed = np.concatenate(self._unmixed)
+            self.pieces.append(np.nan_to_num(packed, copy=False, nan=0.0, posinf=0.0, neginf=0.0).mean(axis=1))
+            self._unmixed, self._num_unmixed = [], 0
 
 
 def read_sound(data: bytes, limits: FileLimits = DEFAULT_LIMITS) -> NDArray[np.float32]:
@@ -79,7 +95,7 @@ def _told_by_wav_s(data: bytes) -> float:
 def read_track(container: InputContainer, stream: AudioStream, limits: FileLimits = DEFAULT_LIMITS) -> SoundTrack:
     """Gaps are silence. ValueError where nothing can be decoded."""
     runs: list[_Run] = []
-    mixer = _Mixer()
+    packer = _Packer()
     for frame in sound_frames(container, stream):
         if not frame.samples:
             continue
@@ -88,9 +104,9 @@ def read_track(container: InputContainer, stream: AudioStream, limits: FileLimit
         if start_s is None:
             start_s = last.end_s if last else 0.0
         if last is None or last.rate != frame.sample_rate or abs(start_s - last.end_s) > _JITTER_S:
-            last = _Run(start_s, frame.sample_rate, [])
+            last = _Run(start_s, frame.sample_rate)
             runs.append(last)
-        last.append(mixer.mono(frame))
+        last.append(packer.packed(frame))
         limits.check_duration(last.end_s - runs[0].start_s, "sound")
     if not runs:
         raise ValueError("the sound holds no sample that can be decoded")
@@ -108,6 +124,7 @@ def _joined(runs: list[_Run], limits: FileLimits) -> SoundTrack:
 
 
 def _resample(run: _Run) -> NDArray[np.float32]:
+    run.mix()
     samples = np.concatenate(run.pieces)
     if run.rate == SAMPLE_RATE:
         return samples
@@ -117,18 +134,19 @@ def _resample(run: _Run) -> NDArray[np.float32]:
     return np.pad(resampled, (0, wanted - resampled.size))
 
 
-class _Mixer:
-    """Frames of any sample format -> mean of their channels; what is no number becomes silence."""
+class _Packer:
+    """Frames of any sample format -> float32 [samples, channels]."""
 
     def __init__(self) -> None:
         self._converters: dict[tuple[str, str, int], AudioResampler] = {}
 
-    def mono(self, frame: AudioFrame) -> NDArray[np.float32]:
+    def packed(self, frame: AudioFrame) -> NDArray[np.float32]:
         # Always packed before it is read: PyAV reads past the list of planes of a planar frame with 8 channels or more.
         kind = (frame.format.name, frame.layout.name, frame.sample_rate)
         if kind not in self._converters:
             self._converters[kind] = AudioResampler(format="flt")
         packed = self._converters[kind].resample(frame)
-        samples = np.concatenate([part.to_ndarray().reshape(-1, frame.layout.nb_channels) for part in packed])
-        mean: NDArray[np.float32] = np.nan_to_num(samples, nan=0.0, posinf=0.0, neginf=0.0).mean(axis=1)
-        return mean
+        samples: NDArray[np.float32] = np.concatenate(
+            [part.to_ndarray().reshape(-1, frame.layout.nb_channels) for part in packed]
+        )
+        return samples
