@@ -82,6 +82,8 @@ def build_engine(flags: argparse.Namespace) -> Built:
         max_model_len=flags.max_model_len,
         max_num_seqs=flags.max_num_seqs,
         max_num_batched_tokens=flags.max_num_batched_tokens,
+        max_encoder_tokens=flags.max_encoder_tokens,
+        encoder_cache_bytes=flags.encoder_cache_bytes,
         gpu_memory_utilization=flags.gpu_memory_utilization,
         cache_bytes=flags.kv_cache_memory_bytes,
         enable_prefix_caching=flags.enable_prefix_caching,
@@ -113,6 +115,8 @@ def parser() -> argparse.ArgumentParser:
     add("--max-model-len", type=int, metavar="TOKENS")
     add("--max-num-seqs", type=int, metavar="N")
     add("--max-num-batched-tokens", type=int, metavar="TOKENS")
+    add("--max-encoder-tokens", type=int, metavar="TOKENS", help="of pictures and sounds encoded in one step")
+    add("--encoder-cache-bytes", type=int, metavar="BYTES", help="for the embeddings of pictures and sounds")
     add("--gpu-memory-utilization", type=float, metavar="SHARE")
     add("--kv-cache-memory-bytes", type=int, metavar="BYTES")
     add("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True)
