@@ -2,7 +2,7 @@
 
 A program holds a block of keys and goes through the queries of its sequence that see any of them. Products are bfloat16
 where keys are FP8, which loses nothing of the keys, and sums are fp32. Keys come as addresses, or through the block
-table with pages row by row or preshuffled; queries may come unrotated, and are then turned as they are read.
+table with pages row by row or preshuffled.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.latent_write import TILE, shuffled_place
+from engine.kernels.latent_write import TILE, check_shuffled, shuffled_place
 from engine.kernels.numeric import NEVER, dot, rounded, widen_fp8
 from engine.kernels.target import target
 from engine.reference.index_write import IndexAddresses, IndexCache
@@ -24,12 +24,11 @@ from engine.reference.pages import PagedRows
 
 @triton.jit
 def _indexer_logits(
-    q, weights, turns, keys, key_scales, key_addresses, scale_addresses, table, starts, limits, scores,
+    q, weights, keys, key_scales, key_addresses, scale_addresses, table, starts, limits, scores,
     num_queries, num_keys, q_stride, weight_stride, weight_factor, table_stride, queries_each,
-    HEADS: tl.constexpr, HEAD_BLOCK: tl.constexpr, WIDTH: tl.constexpr, WIDTH_BLOCK: tl.constexpr, ROPE: tl.constexpr,
+    HEADS: tl.constexpr, HEAD_BLOCK: tl.constexpr, WIDTH: tl.constexpr, WIDTH_BLOCK: tl.constexpr,
     BLOCK: tl.constexpr, PAGED: tl.constexpr, PAGE_SIZE: tl.constexpr, LIMITED: tl.constexpr,
-    TURNED: tl.constexpr, INTERLEAVED: tl.constexpr, CODED: tl.constexpr, SHUFFLED: tl.constexpr,
-    ALIGNED: tl.constexpr, TILE: tl.constexpr, FP8: tl.constexpr,
+    CODED: tl.constexpr, SHUFFLED: tl.constexpr, ALIGNED: tl.constexpr, TILE: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     sequence = tl.program_id(0).to(tl.int64)
     key = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -71,8 +70,6 @@ def _indexer_logits(
             limit = tl.load(limits + row).to(tl.int32)
         values = q + row * q_stride + head[:, None] * WIDTH
         heads = tl.load(values + column[None, :], mask=real, other=0.0)
-        if TURNED:
-            heads = _turned(heads, values, turns + row * ROPE, column, real, ROPE, INTERLEAVED)
         heads = rounded(heads, block.dtype)
         weight = tl.load(weights + row * weight_stride + head, mask=head < HEADS, other=0.0).to(tl.float32)
         products = dot(block, tl.trans(heads), tl.zeros((BLOCK, HEAD_BLOCK), tl.float32))
@@ -80,26 +77,6 @@ def _indexer_logits(
         if CODED:
             score *= key_scale
         tl.store(scores + row * num_keys + key, tl.where(key < limit, score, NEVER), mask=seen)
-
-
-@triton.jit
-def _turned(x, values, turns, column, real, ROPE: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """x with its first ROPE channels rotated: pairs are neighbours, or lie half a ROPE apart."""
-    if INTERLEAVED:
-        pair = column // 2
-        partner = column ^ 1
-        second = column % 2 == 1
-    else:
-        pair = column % (ROPE // 2)
-        partner = (column + ROPE // 2) % ROPE
-        second = column >= ROPE // 2
-    rotary = column < ROPE
-    partner = tl.where(rotary, partner, column)
-    other = tl.load(values + partner[None, :], mask=real, other=0.0).to(tl.float32)
-    cos = tl.load(turns + 2 * pair, mask=rotary, other=1.0)
-    sin = tl.load(turns + 2 * pair + 1, mask=rotary, other=0.0)
-    sin = tl.where(second, sin, -sin)
-    return x.to(tl.float32) * cos[None, :] + other * sin[None, :]
 
 
 class _Keys(NamedTuple):
@@ -112,13 +89,6 @@ class _Keys(NamedTuple):
     shuffled: bool = False
 
 
-class Turns(NamedTuple):
-    """Of queries that come unrotated."""
-
-    angles: Tensor  # complex64 [queries, 1, rope / 2]
-    interleaved: bool = True
-
-
 def indexer_logits(
     q: Tensor, weights: Tensor, cache: IndexCache, addresses: IndexAddresses, limits: Tensor | None
 ) -> Tensor:
@@ -126,43 +96,39 @@ def indexer_logits(
     sequences, queries, heads, width = q.shape
     keys = _Keys(sequences, addresses.keys.shape[1], addresses=addresses)
     flat_q, flat_weights = q.reshape(-1, heads * width), weights.reshape(-1, heads)
-    return _launch(flat_q, flat_weights, 1.0, None, cache, keys, limits).view(sequences, queries, keys.count)
+    return _launch(flat_q, flat_weights, 1.0, cache, keys, limits).view(sequences, queries, keys.count)
 
 
 def paged_indexer_logits(
     q: Tensor,
     weights: Tensor,
     weight_factor: float,
-    turns: Turns,
     cache: IndexCache,
     rows: PagedRows,
     limits: Tensor,
     num_keys: int,
     shuffled: bool = False,
 ) -> Tensor:
-    """q: unrotated [queries, heads · width], any row stride; weights: [queries, heads], any row stride, to be
+    """q: [queries, heads · width], any row stride; weights: [queries, heads], any row stride, to be
     multiplied by `weight_factor`; limits: int64 [queries], how many keys each sees, rising within a sequence.
 
     Returns fp32 [queries, num_keys], -inf from each limit on.
     """
     keys = _Keys(len(rows.table), num_keys, paged=rows, shuffled=shuffled)
-    return _launch(q, weights, weight_factor, turns, cache, keys, limits)
+    return _launch(q, weights, weight_factor, cache, keys, limits)
 
 
-def check_index_widths(heads: int, width: int, page_size: int, shuffled: bool) -> None:
+def check_index_widths(heads: int, width: int) -> None:
     if not 1 <= heads <= 128:
         raise ValueError(f"index_n_heads must be from 1 to 128, got {heads}")
     if not 16 <= width <= 256:
         raise ValueError(f"index_head_dim must be from 16 to 256, got {width}")
-    if shuffled and (width % TILE or page_size % TILE):
-        raise ValueError(f"preshuffled pages take multiples of {TILE}, got {page_size} tokens of {width} values")
 
 
 def _launch(
     q: Tensor,
     weights: Tensor,
     weight_factor: float,
-    turns: Turns | None,
     cache: IndexCache,
     keys: _Keys,
     limits: Tensor | None,
@@ -170,7 +136,9 @@ def _launch(
     heads = weights.shape[1]
     width = q.shape[1] // heads
     page_size = 1 if keys.paged is None else keys.paged.pages.size
-    check_index_widths(heads, width, page_size, keys.shuffled)
+    check_index_widths(heads, width)
+    if keys.shuffled:
+        check_shuffled(page_size, width)
     if q.stride(1) != 1 or weights.stride(1) != 1:
         raise ValueError(f"values of a row must lie side by side, got strides {q.stride()} and {weights.stride()}")
     scores = q.new_empty(len(q), keys.count, dtype=torch.float32)
@@ -181,11 +149,10 @@ def _launch(
     blocks = -(-keys.count // block)
     groups = min(queries, max(1, 4 * target().multiprocessors // (keys.sequences * blocks)))
     queries_each = -(-queries // groups)
-    angles = None if turns is None else torch.view_as_real(turns.angles)
     paged, addresses = keys.paged, keys.addresses
     absent = scores  # an argument that is not looked at
     _indexer_logits[(keys.sequences, blocks, -(-queries // queries_each))](
-        q, weights, absent if angles is None else angles, cache.keys,
+        q, weights, cache.keys,
         absent if cache.scales is None else cache.scales,
         absent if addresses is None else addresses.keys,
         absent if addresses is None or addresses.scales is None else addresses.scales,
@@ -194,9 +161,8 @@ def _launch(
         queries, keys.count, q.stride(0), weights.stride(0), weight_factor,
         0 if paged is None else paged.table.stride(0), queries_each,
         HEADS=heads, HEAD_BLOCK=max(16, triton.next_power_of_2(heads)),
-        WIDTH=width, WIDTH_BLOCK=triton.next_power_of_2(width), ROPE=0 if angles is None else 2 * angles.shape[2],
+        WIDTH=width, WIDTH_BLOCK=triton.next_power_of_2(width),
         BLOCK=block, PAGED=paged is not None, PAGE_SIZE=page_size, LIMITED=limits is not None,
-        TURNED=turns is not None, INTERLEAVED=turns is not None and turns.interleaved,
         CODED=cache.scales is not None, SHUFFLED=keys.shuffled,
         ALIGNED=math.gcd(width * cache.keys.element_size(), 16) // cache.keys.element_size(), TILE=TILE,
         FP8=target().fp8, num_warps=4, num_stages=2,

@@ -184,8 +184,8 @@ def latent_write(
     coded = cache.scales is not None
     _check(projected, norm, turns, slots, kv_rank, coded)
     width = 0 if index is None else len(index.weight)
-    if shuffled and (width % TILE or pages.size % TILE):
-        raise ValueError(f"preshuffled pages take multiples of {TILE}, got {pages.size} tokens of {width} values")
+    if shuffled:
+        check_shuffled(pages.size, width)
     q_latent = projected.new_empty(tokens, q_rank)
     if tokens == 0:
         return q_latent
@@ -206,6 +206,11 @@ def latent_write(
         SHUFFLED=shuffled, GROUP=GROUP, TILE=TILE, FP8=target().fp8, num_warps=4,
     )  # fmt: skip
     return q_latent
+
+
+def check_shuffled(page_size: int, width: int) -> None:
+    if page_size % TILE or width % TILE:
+        raise ValueError(f"preshuffled pages take multiples of {TILE}, got {page_size} tokens of {width} values")
 
 
 def _check(projected: Tensor, norm: Norm, turns: Tensor, slots: Tensor, kv_rank: int, coded: bool) -> None:

@@ -1,12 +1,14 @@
 """The operations that the model is made of, chosen once for a device and handed to it. Owns the choice.
 
-Only the reference operations exist so far, in plain torch, and they run on every device.
+The reference operations are plain torch and run on the CPU. A GPU gets Triton kernels, and with them operations that
+decode straight from the block table, which the model then uses for steps of decodes alone.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,19 +17,57 @@ from engine.reference.gate import gate
 from engine.reference.index_write import IndexAddresses, IndexCache, index_write
 from engine.reference.indexer_logits import indexer_logits
 from engine.reference.kv_write import kv_write
+from engine.reference.latent import LatentCache
+from engine.reference.latent_write import IndexKeys
 from engine.reference.mla_decode import mla_decode, mla_decode_in_chunks
 from engine.reference.mla_prefill import mla_prefill
 from engine.reference.moe_gemm import Experts, moe_gemm
 from engine.reference.moe_route import Routing, moe_route
+from engine.reference.pages import PagedRows, Pages
 from engine.reference.rms_norm import Norm, rms_norm
 from engine.reference.rotate import rotate
 from engine.reference.rows import RowList
 from engine.reference.silu_mul import silu_mul
 from engine.reference.topk_select import topk_select
 
-__all__ = ["Experts", "IndexAddresses", "IndexCache", "Norm", "Ops", "Routing", "RowList", "ops_for"]
+__all__ = [
+    "AttentionSizes",
+    "Experts",
+    "IndexAddresses",
+    "IndexCache",
+    "IndexKeys",
+    "IndexSizes",
+    "LatentCache",
+    "Norm",
+    "Ops",
+    "PagedOps",
+    "PagedRows",
+    "Pages",
+    "Routing",
+    "RowList",
+    "check_sizes",
+    "ops_for",
+]
+
+log = logging.getLogger(__name__)
 
 AttendRows = Callable[[Tensor, Tensor, RowList, int, float], Tensor]
+
+
+class PagedOps(NamedTuple):
+    """What a step of decodes alone is made of where rows are found through the block table, inside of the kernels.
+
+    Signatures and meaning stand with the functions in `engine.kernels`. Between attention and `mla_values` lies what
+    the splits of each query left.
+    """
+
+    latent_write: Callable[[Tensor, Norm, Tensor, Tensor, Pages, LatentCache, IndexKeys | None], Tensor]
+    absorb_queries: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+    indexer_logits: Callable[[Tensor, Tensor, float, IndexCache, PagedRows, Tensor, int], Tensor]
+    topk_positions: Callable[[Tensor, int, Tensor], Tensor]
+    sparse_mla_decode: Callable[[Tensor, LatentCache, PagedRows, Tensor, int, float], Any]
+    swa_mla_decode: Callable[[Tensor, LatentCache, PagedRows, int, int, float], Any]
+    mla_values: Callable[[Any, Tensor, Tensor], Tensor]
 
 
 class Ops(NamedTuple):
@@ -47,6 +87,7 @@ class Ops(NamedTuple):
     topk_select: Callable[[Tensor, int], Tensor]
     moe_route: Callable[[Tensor, Tensor, Tensor, Routing], tuple[Tensor, Tensor]]
     moe_gemm: Callable[[Tensor, Tensor, Tensor, Tensor, Experts], Tensor]
+    paged: PagedOps | None = None  # None: all steps are made of those above
 
 
 _REFERENCE = Ops(
@@ -67,7 +108,34 @@ _REFERENCE = Ops(
 )
 
 
+class AttentionSizes(NamedTuple):
+    """Of one kind of layer."""
+
+    rank: int
+    nope: int
+    rope: int
+    value: int
+
+
+class IndexSizes(NamedTuple):
+    heads: int
+    width: int
+
+
 def ops_for(device: torch.device) -> Ops:
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"device must be cpu or cuda, got {device}")
-    return _REFERENCE
+    if device.type == "cpu":
+        return _REFERENCE
+    from engine.kernels.triton_ops import TRITON, target_name  # Triton comes with torch's builds for GPUs alone
+
+    log.info("operations: Triton kernels for %s", target_name())
+    return TRITON
+
+
+def check_sizes(device: torch.device, attention: tuple[AttentionSizes, ...], index: IndexSizes) -> None:
+    """Before anything is loaded: ValueError that names the first size which the device's operations do not have."""
+    if device.type == "cuda":
+        from engine.kernels.triton_ops import check_triton_sizes
+
+        check_triton_sizes(attention, index)

@@ -18,6 +18,7 @@ from engine.model.context import ForwardContext
 from engine.model.kv_pool import KvPool
 from engine.model.mla import Attention, LayerCache
 from engine.model.moe import MoeMlp
+from engine.model.paged_decode import PagedDecode, dsa_decode, swa_decode
 from engine.model.step import GroupStep, dsa_step, swa_step
 
 
@@ -36,9 +37,12 @@ class Layer:
         else:
             self._mlp = DenseMlp(weights, f"{prefix}.mlp", config.hidden, config.inter, ops)
 
-    def forward(self, hidden: Tensor, step: GroupStep, cache: LayerCache) -> Tensor:
+    def forward(self, hidden: Tensor, step: GroupStep | PagedDecode, cache: LayerCache) -> Tensor:
         x = self._ops.rms_norm(hidden, self._attention_norm)
-        hidden = self._attention.add_to(hidden, x, step, cache)
+        if isinstance(step, PagedDecode):
+            hidden = self._attention.decode(hidden, x, step, cache)
+        else:
+            hidden = self._attention.add_to(hidden, x, step, cache)
         return self._mlp.add_to(hidden, self._ops.rms_norm(hidden, self._mlp_norm))
 
 
@@ -84,8 +88,14 @@ class TextModel:
         same tokens after the final norm. `on_layer` is called after each layer, for whoever watches that work moves."""
         hidden = tokens if tokens.is_floating_point() else self.embed(tokens)
         turns = (table.index_select(0, ctx.positions).unsqueeze(1) for table in (self._dsa_turns, self._swa_turns))
-        dsa = dsa_step(ctx, pool, self.config, next(turns))
-        swa = swa_step(ctx, pool, self.config, next(turns))
+        dsa: GroupStep | PagedDecode
+        swa: GroupStep | PagedDecode
+        if self._ops.paged is not None and ctx.num_decodes == len(ctx.seq_lens):
+            dsa = dsa_decode(ctx, pool, self.config, next(turns))
+            swa = swa_decode(ctx, pool, next(turns))
+        else:
+            dsa = dsa_step(ctx, pool, self.config, next(turns))
+            swa = swa_step(ctx, pool, self.config, next(turns))
         for layer in self._layers:
             if layer.kind == "dsa":
                 cache = LayerCache(pool.dsa_latent.layers[layer.place], pool.index_cache(layer.place))

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.config.model import ModelConfig
-from engine.kernels.ops import IndexCache, Ops, RowList
+from engine.kernels.ops import IndexCache, IndexKeys, Ops, RowList
 from engine.model.blocks import Weights, turned
+from engine.model.paged_decode import PagedDecode
 from engine.model.step import Decode, GroupStep, Prefill
 
 _NORM_EPS = 1e-6
@@ -66,7 +67,23 @@ class Indexer:
         chosen = self._ops.topk_select(scores.squeeze(0), self._config.top_k)
         return RowList(prefill.addresses[chosen], prefill.bias)
 
+    def new_keys(self, projected: Tensor, cache: IndexCache) -> IndexKeys:
+        """projected: [tokens, width], the layer's input through `wk`."""
+        return IndexKeys(projected, self._norm_weight, self._norm_bias, _NORM_EPS, cache)
+
+    def raw_queries(self, q_latent: Tensor) -> Tensor:
+        """[tokens, heads, width], not turned yet."""
+        return torch.mm(q_latent, self._wq_b).view(-1, self._config.heads, self._config.width)
+
+    def choose_positions(self, q: Tensor, projected: Tensor, cache: IndexCache, step: PagedDecode) -> Tensor:
+        """q: turned; projected: [tokens, heads], the layer's input through `weights_proj` → int32 [tokens, top-k]."""
+        assert self._ops.paged is not None
+        scores = self._ops.paged.indexer_logits(
+            q.flatten(1), projected, self._scale, cache, step.rows, step.limits, step.num_keys
+        )
+        return self._ops.paged.topk_positions(scores, self._config.top_k, step.limits)
+
     def _queries(self, q_latent: Tensor, projected: Tensor, turns: Tensor) -> tuple[Tensor, Tensor]:
-        q = torch.mm(q_latent, self._wq_b).view(-1, self._config.heads, self._config.width).float()
+        q = self.raw_queries(q_latent).float()
         self._ops.rotate(q[..., : self._rope], turns)
         return q, projected.float() * self._scale

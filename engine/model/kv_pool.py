@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.config.capacity import CapacityPlan, GroupPlan, RowPart
-from engine.kernels.ops import IndexAddresses, IndexCache
+from engine.kernels.ops import IndexAddresses, IndexCache, Pages
 
 # FP8 is kept as bytes: not every operation on rows knows its dtype.
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float8_e4m3": torch.uint8}
@@ -36,7 +36,8 @@ class PoolPart:
         pages = torch.arange(plan.num_slabs * group.pages_per_slab, device=buffer.device)
         slab_bytes = pages // group.pages_per_slab * plan.slab_bytes
         page_bytes = pages % group.pages_per_slab * group.page_bytes
-        starts = (slab_bytes + page_bytes) // dtype.itemsize
+        self.pages = Pages(slab_bytes + page_bytes, plan.page_size)
+        starts = self.pages.starts // dtype.itemsize
         places = torch.arange(plan.page_size, device=buffer.device) * part.width
         self._by_page = starts.unsqueeze(1) + places  # [pages, page size]: looked up rather than computed in each step
         self._by_slot = self._by_page.view(-1)

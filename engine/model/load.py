@@ -23,7 +23,7 @@ from torch import Tensor
 
 from engine.config.encoders import MediaConfig
 from engine.config.model import FP8_TILE, ModelConfig
-from engine.kernels.ops import ops_for
+from engine.kernels.ops import AttentionSizes, IndexSizes, check_sizes, ops_for
 from engine.model.audio import AudioEncoder
 from engine.model.decoder import TextModel
 from engine.model.vision import PixelScale, VisionEncoder
@@ -42,6 +42,8 @@ def load_model(
     folder: Path, config: ModelConfig, device: torch.device, dtype: torch.dtype, max_positions: int | None = None
 ) -> TextModel:
     """`max_positions`: how long a sequence may get; by default as long as the model can."""
+    attention = tuple(AttentionSizes(g.kv_rank, g.nope, g.rope, g.value) for g in (config.dsa, config.swa))
+    check_sizes(device, attention, IndexSizes(config.indexer.heads, config.indexer.width))
     with Checkpoint(folder, config, device, dtype) as weights:
         model = TextModel(weights, config, ops_for(device), max_positions)
         weights.check_all_taken()

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from engine.config.model import LayerKind, ModelConfig
-from engine.kernels.ops import IndexCache, Norm, Ops
+from engine.kernels.ops import IndexCache, LatentCache, Norm, Ops
 from engine.model.blocks import Weights, turned
 from engine.model.indexer import Indexer
+from engine.model.paged_decode import PagedDecode
 from engine.model.step import Decode, GroupStep, Prefill
 
 
@@ -84,6 +85,33 @@ class Attention:
             parts.append(self._prefill(q_latent[span], weights, step.turns[span], prefill, cache))
         attended = parts[0] if len(parts) == 1 else torch.cat(parts)
         return torch.addmm(residual, self._ops.gate(attended, gates), self._output)
+
+    def decode(self, residual: Tensor, x: Tensor, step: PagedDecode, cache: LayerCache) -> Tensor:
+        """The same for a step of decodes alone, with rows found by the kernels."""
+        g, ops, indexer = self._geometry, self._ops.paged, self._indexer
+        assert ops is not None
+        latents, gates, *index = torch.split(torch.mm(x, self._input), self._widths, dim=-1)
+        keys = index_q = None
+        if indexer is not None:
+            assert cache.index_cache is not None
+            keys = indexer.new_keys(index[0], cache.index_cache)
+        rows = LatentCache(cache.latent)
+        q_latent = ops.latent_write(latents, self._norm, step.turns, step.slots, step.rows.pages, rows, keys)
+        q = torch.mm(q_latent, self._q_b).view(-1, g.heads, g.nope + g.rope)
+        if indexer is not None and step.every is None:
+            index_q = indexer.raw_queries(q_latent)
+        q = ops.absorb_queries(q, self._key_up, step.turns, index_q)
+        if indexer is None:
+            assert g.window is not None
+            attended = ops.swa_mla_decode(q, rows, step.rows, g.window, g.kv_rank, self._scale)
+        else:
+            positions = step.every
+            if index_q is not None:
+                assert cache.index_cache is not None
+                positions = indexer.choose_positions(index_q, index[1], cache.index_cache, step)
+            assert positions is not None
+            attended = ops.sparse_mla_decode(q, rows, step.rows, positions, g.kv_rank, self._scale)
+        return torch.addmm(residual, ops.mla_values(attended, self._value_up, gates), self._output)
 
     def _decode(
         self, q_latent: Tensor, index_weights: Tensor | None, turns: Tensor, decode: Decode, cache: LayerCache

@@ -17,18 +17,23 @@ import torch
 from torch import Tensor
 
 from engine.kernels import (
+    absorb_queries,
+    elementwise,
     fp8_gemm,
     indexer_logits,
     latent_write,
     mla_decode,
+    mla_prefill,
+    mla_values,
     moe_gemm,
     moe_route,
     rms_norm,
+    rotate,
     topk_select,
 )
 from engine.reference.fp8_gemm import Fp8Weight
 from engine.reference.fp8_quant import Quantised
-from engine.reference.index_write import IndexCache
+from engine.reference.index_write import IndexAddresses, IndexCache
 from engine.reference.latent import LatentCache
 from engine.reference.latent_write import IndexKeys
 from engine.reference.moe_gemm import Experts
@@ -73,18 +78,18 @@ def swa_case(coded: bool) -> None:
 
 def sparse_case(coded: bool) -> None:
     positions = torch.zeros(32, 2048, dtype=torch.int32)
-    attended = mla_decode.sparse_mla_decode(
-        bf16(32, 128, 576), latent_cache(512, coded), rows_of(32), positions, 512, 0.07
-    )
-    mla_decode.combine(attended, BF16)
+    mla_decode.sparse_mla_decode(bf16(32, 128, 576), latent_cache(512, coded), rows_of(32), positions, 512, 0.07)
+
+
+def combine_case() -> None:
+    mla_decode.combine(mla_decode.Attended(torch.zeros(4, 3, 128, 512), torch.zeros(4, 3, 128)), BF16)
 
 
 def indexer_case(queries: int, shuffled: bool) -> None:
     keys = IndexCache(torch.zeros(64 * 128, dtype=torch.uint8), torch.zeros(64))
-    turns = indexer_logits.Turns(torch.zeros(2 * queries, 1, 32, dtype=torch.complex64))
     limits = torch.zeros(2 * queries, dtype=torch.int64)
     indexer_logits.paged_indexer_logits(
-        bf16(2 * queries, 64 * 128), bf16(2 * queries, 64), 0.01, turns, keys, rows_of(2), limits, 4096, shuffled
+        bf16(2 * queries, 64 * 128), bf16(2 * queries, 64), 0.01, keys, rows_of(2), limits, 4096, shuffled
     )
 
 
@@ -129,7 +134,34 @@ def norm_case(coded: bool) -> None:
     (rms_norm.quantised_rms_norm if coded else rms_norm.rms_norm)(bf16(32, 5120), norm)
 
 
-# The first of each file is the one that `make test` compiles for every target.
+def prefill_case(heads: int, width: int, window: int | None) -> None:
+    mla_prefill.mla_prefill(bf16(300, heads, width), bf16(600, heads, width), bf16(600, heads, 128), window, 0.07)
+
+
+def queries_case(dsa: bool, tokens: int) -> None:
+    heads, nope, rank = (128, 128, 512) if dsa else (64, 192, 1024)
+    turns = torch.zeros(tokens, 1, 32, dtype=torch.complex64)
+    index = bf16(tokens, 64, 128) if dsa else None
+    absorb_queries.absorb_queries(bf16(tokens, heads, nope + 64), bf16(heads, nope, rank), turns, index)
+
+
+def values_case(dsa: bool, coded: bool) -> None:
+    heads, rank = (128, 512) if dsa else (64, 1024)
+    attended = mla_decode.Attended(torch.zeros(32, 2, heads, rank), torch.zeros(32, 2, heads))
+    function = mla_values.quantised_mla_values if coded else mla_values.mla_values
+    function(attended, bf16(heads, rank, 128), bf16(32, heads))
+
+
+def small_case() -> None:
+    elementwise.silu_mul(bf16(2, 3072))
+    elementwise.gate(bf16(2, 128, 128), bf16(2, 128))
+    addresses = torch.zeros(2, dtype=torch.int64)
+    elementwise.kv_write(bf16(2, 576), bf16(10, 576), addresses)
+    cache = IndexCache(torch.zeros(10, 128, dtype=torch.uint8), torch.zeros(10, 1))
+    elementwise.index_write(torch.zeros(2, 128), cache, IndexAddresses(addresses, addresses))
+    rotate.rotate(bf16(2, 128, 64), torch.zeros(2, 1, 32, dtype=torch.complex64))
+
+
 CASES: dict[str, Callable[[], None]] = {
     "latent_write": lambda: write_case(coded=False, indexed=True),
     "latent_write of FP8 rows": lambda: write_case(coded=True, indexed=True),
@@ -139,6 +171,7 @@ CASES: dict[str, Callable[[], None]] = {
     "swa_mla_decode of FP8 rows": lambda: swa_case(coded=True),
     "sparse_mla_decode": lambda: sparse_case(coded=False),
     "sparse_mla_decode of FP8 rows": lambda: sparse_case(coded=True),
+    "combine": combine_case,
     "indexer_logits": lambda: indexer_case(1, shuffled=False),
     "indexer_logits of preshuffled pages": lambda: indexer_case(1, shuffled=True),
     "indexer_logits of a prompt": lambda: indexer_case(100, shuffled=False),
@@ -153,9 +186,23 @@ CASES: dict[str, Callable[[], None]] = {
     "fp8_gemm of one row": lambda: fp8_gemm_case(1),
     "fp8_gemm of a batch": lambda: fp8_gemm_case(128),
     "fp8_gemm of a prompt": lambda: fp8_gemm_case(4096),
+    "mla_prefill": lambda: prefill_case(128, 192, None),
+    "mla_prefill of a window": lambda: prefill_case(64, 256, 513),
+    "absorb_queries": lambda: queries_case(True, 32),
+    "absorb_queries of a prompt": lambda: queries_case(False, 100),
+    "mla_values": lambda: values_case(True, coded=True),
+    "mla_values in bfloat16": lambda: values_case(False, coded=False),
+    "elementwise": small_case,
     "rms_norm": lambda: norm_case(coded=True),
     "rms_norm without codes": lambda: norm_case(coded=False),
 }
+
+
+# One launch of every kernel, which `make test` compiles for every target.
+EVERY_KERNEL = (
+    *("latent_write", "swa_mla_decode of FP8 rows", "indexer_logits", "topk_select", "moe_route", "moe_gemm"),
+    *("fp8_gemm", "mla_prefill", "absorb_queries", "mla_values", "elementwise", "rms_norm", "combine"),
+)
 
 
 def resources(binary: Compiled) -> str:

@@ -84,7 +84,7 @@ class PagedRun:
                 self._grow(sequence, group)
         owners = [name for name in order for _ in new[name]]
         context = ForwardContext(
-            positions=torch.tensor(positions),
+            positions=torch.tensor(positions, device=self.model.device),
             query_starts=starts,
             seq_lens=lens,
             num_decodes=len(decodes),
@@ -93,7 +93,7 @@ class PagedRun:
             dsa_table=self._table("dsa", order),
             swa_table=self._table("swa", order),
         )
-        tokens = torch.tensor(ids)
+        tokens = torch.tensor(ids, device=self.model.device)
         hidden = self.model.forward(self.model.embed(tokens) if embedded else tokens, context, self.pool)
         for name in order:
             self._leave_window(self._of(name))
@@ -139,13 +139,15 @@ class PagedRun:
     def _slots(self, group: str, owners: list[int], positions: list[int]) -> Tensor:
         size = self.plan.page_size
         return torch.tensor(
-            [self._of(s).pages[group][p // size] * size + p % size for s, p in zip(owners, positions, strict=True)]
+            [self._of(s).pages[group][p // size] * size + p % size for s, p in zip(owners, positions, strict=True)],
+            device=self.model.device,
         )
 
     def _table(self, group: str, order: list[int]) -> Tensor:
         width = max(len(self._of(name).pages[group]) for name in order)
         rows = [self._of(name).pages[group] for name in order]
-        return torch.tensor([row + [-1] * (width - len(row)) for row in rows], dtype=torch.int32)
+        padded = [row + [-1] * (width - len(row)) for row in rows]
+        return torch.tensor(padded, dtype=torch.int32, device=self.model.device)
 
 
 def plan_for(config: ModelConfig, engine: EngineConfig) -> CapacityPlan:

@@ -1,0 +1,109 @@
+"""Small operations that are a kernel of their own only where they are not part of another: SiLU · up, head gates, rows
+put into the cache, index keys quantised and put there. Signatures are those of the references of the same names.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.kernels.numeric import encode_fp8, narrow, power_of_two_scale
+from engine.kernels.target import target
+from engine.reference.index_write import IndexAddresses, IndexCache
+
+_BLOCK = 1024
+
+
+@triton.jit
+def _silu_mul(x, out, x_stride, INTER: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < INTER
+    gate = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(x + row * x_stride + INTER + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * INTER + column, narrow(gate / (1.0 + tl.exp(-gate)) * up, out), mask=inside)
+
+
+def silu_mul(x: Tensor) -> Tensor:
+    rows, width = x.shape
+    out = x.new_empty(rows, width // 2)
+    if out.numel():
+        block = min(_BLOCK, triton.next_power_of_2(width // 2))
+        _silu_mul[(rows, -(-width // 2 // block))](x, out, x.stride(0), INTER=width // 2, BLOCK=block, num_warps=4)
+    return out
+
+
+@triton.jit
+def _gate(
+    attended, gates, out, token_stride, head_stride, gate_stride,
+    HEADS: tl.constexpr, VALUE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < HEADS * VALUE
+    head = column // VALUE
+    at = attended + token * token_stride + head * head_stride + column % VALUE
+    values = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    gate = tl.load(gates + token * gate_stride + head, mask=inside, other=0.0).to(tl.float32)
+    result = values / (1.0 + tl.exp(-gate))
+    tl.store(out + token * (HEADS * VALUE) + column, narrow(result, out), mask=inside)
+
+
+def gate(attended: Tensor, gates: Tensor) -> Tensor:
+    tokens, heads, value = attended.shape
+    if attended.stride(2) != 1 or gates.stride(1) != 1:
+        raise ValueError(f"values must lie side by side, got strides {attended.stride()} and {gates.stride()}")
+    out = attended.new_empty(tokens, heads * value)
+    if tokens:
+        block = min(_BLOCK, triton.next_power_of_2(heads * value))
+        _gate[(tokens, -(-heads * value // block))](
+            attended, gates, out, attended.stride(0), attended.stride(1), gates.stride(0),
+            HEADS=heads, VALUE=value, BLOCK=block, num_warps=4,
+        )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _kv_write(rows, cache, addresses, row_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    values = tl.load(rows + token * row_stride + column, mask=column < WIDTH, other=0)
+    tl.store(cache + tl.load(addresses + token) + column, narrow(values, cache), mask=column < WIDTH)
+
+
+def kv_write(rows: Tensor, cache: Tensor, addresses: Tensor) -> None:
+    tokens, width = rows.shape
+    if rows.stride(1) != 1:
+        raise ValueError(f"values must lie side by side, got strides {rows.stride()}")
+    if tokens:
+        block = triton.next_power_of_2(width)
+        _kv_write[(tokens,)](rows, cache, addresses, rows.stride(0), WIDTH=width, BLOCK=block, num_warps=4)
+
+
+@triton.jit
+def _index_write(
+    keys, codes, scales, key_addresses, scale_addresses, key_stride,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, FP8: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    values = tl.load(keys + token * key_stride + column, mask=inside, other=0.0)
+    scale = power_of_two_scale(tl.max(tl.abs(values), 0), 1e-4)
+    tl.store(codes + tl.load(key_addresses + token) + column, encode_fp8(values / scale, FP8), mask=inside)
+    tl.store(scales + tl.load(scale_addresses + token), scale)
+
+
+def index_write(keys: Tensor, cache: IndexCache, addresses: IndexAddresses) -> None:
+    if cache.scales is None or addresses.scales is None:
+        kv_write(keys, cache.keys, addresses.keys)
+        return
+    tokens, width = keys.shape
+    if keys.stride(1) != 1:
+        raise ValueError(f"values must lie side by side, got strides {keys.stride()}")
+    if tokens:
+        _index_write[(tokens,)](
+            keys, cache.keys, cache.scales, addresses.keys, addresses.scales, keys.stride(0),
+            WIDTH=width, BLOCK=triton.next_power_of_2(width), FP8=target().fp8, num_warps=4,
+        )  # fmt: skip

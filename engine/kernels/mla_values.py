@@ -1,0 +1,100 @@
+"""Splits put together, taken through each head's value weight and gated, in one launch; FP8 rows for the next product.
+
+A program does one head of some tokens: it adds up the splits of a stretch of the latent by their shares as it goes.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.kernels.mla_decode import Attended
+from engine.kernels.numeric import NEVER, dot, encode_fp8, narrow, rounded
+from engine.kernels.target import target
+from engine.reference.fp8_quant import GROUP, Quantised
+
+
+@triton.jit
+def _mla_values(
+    sums, weights, value_up, gates, out, scales, tokens, gate_stride,
+    HEADS: tl.constexpr, RANK: tl.constexpr, VALUE: tl.constexpr, VALUE_BLOCK: tl.constexpr, SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, CODED: tl.constexpr, FP8: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(0)
+    token = tl.program_id(1).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    real = token < tokens
+    value = tl.arange(0, VALUE_BLOCK)
+    first = token * (SPLITS * HEADS) + head  # row of a token's first split
+    level = tl.full((BLOCK_M,), NEVER, tl.float32)
+    for split in tl.static_range(SPLITS):
+        level = tl.maximum(level, tl.load(weights + first + split * HEADS, mask=real, other=NEVER))
+    level = tl.where(level == NEVER, 0.0, level)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    for split in tl.static_range(SPLITS):
+        total += tl.exp2(tl.load(weights + first + split * HEADS, mask=real, other=NEVER) - level)
+    total = tl.where(total == 0.0, 1.0, total)
+    product = tl.zeros((BLOCK_M, VALUE_BLOCK), tl.float32)
+    for start in range(0, RANK, BLOCK_K):
+        depth = start + tl.arange(0, BLOCK_K)
+        mixed = tl.zeros((BLOCK_M, BLOCK_K), tl.float32)
+        for split in tl.static_range(SPLITS):
+            row = first + split * HEADS
+            share = tl.exp2(tl.load(weights + row, mask=real, other=NEVER) - level) / total
+            mixed += share[:, None] * tl.load(
+                sums + row[:, None] * RANK + depth[None, :], mask=real[:, None], other=0.0
+            )
+        up = value_up + (head * RANK + depth)[:, None] * VALUE + value[None, :]
+        b = tl.load(up, mask=(value < VALUE)[None, :], other=0.0)
+        product = dot(rounded(mixed, b.dtype), b, product)
+    gate = tl.load(gates + token * gate_stride + head, mask=real, other=0.0).to(tl.float32)
+    result = product * (1.0 / (1.0 + tl.exp(-gate)))[:, None]
+    at = (token * HEADS + head)[:, None] * VALUE + value[None, :]
+    inside = real[:, None] & (value < VALUE)[None, :]
+    if CODED:
+        scale = tl.div_rn(tl.maximum(tl.max(tl.abs(result), 1), 1e-10), 448.0)
+        codes = encode_fp8(tl.div_rn(result, tl.broadcast_to(scale[:, None], (BLOCK_M, VALUE_BLOCK))), FP8)
+        tl.store(out + at, codes, mask=inside)
+        tl.store(scales + token * HEADS + head, scale, mask=real)
+    else:
+        tl.store(out + at, narrow(result, out), mask=inside)
+
+
+def mla_values(attended: Attended, value_up: Tensor, gates: Tensor) -> Tensor:
+    """As the reference, from splits: → [tokens, heads · value] in the weights' dtype."""
+    tokens, _, heads, _ = attended.sums.shape
+    out = value_up.new_empty(tokens, heads * value_up.shape[2])
+    _launch(attended, value_up, gates, out, None)
+    return out
+
+
+def quantised_mla_values(attended: Attended, value_up: Tensor, gates: Tensor) -> Quantised:
+    """The same as FP8 rows; a head's values share a scale, for which they have to be 128."""
+    tokens, _, heads, _ = attended.sums.shape
+    value = value_up.shape[2]
+    if value != GROUP:
+        raise ValueError(f"v_head_dim must be {GROUP} for FP8 products, got {value}")
+    out = value_up.new_empty(tokens, heads * value, dtype=torch.uint8)
+    coded = Quantised(out, attended.sums.new_empty(tokens, heads))
+    _launch(attended, value_up, gates, coded.codes, coded.scales)
+    return coded
+
+
+def _launch(attended: Attended, value_up: Tensor, gates: Tensor, out: Tensor, scales: Tensor | None) -> None:
+    tokens, splits, heads, rank = attended.sums.shape
+    if value_up.shape[:2] != (heads, rank) or not value_up.is_contiguous():
+        raise ValueError(f"value_up must be contiguous [{heads}, {rank}, value], got {tuple(value_up.shape)}")
+    if gates.shape != (tokens, heads) or gates.stride(1) != 1:
+        raise ValueError(f"gates must be [{tokens}, {heads}] side by side, got {tuple(gates.shape)}")
+    if tokens == 0:
+        return
+    value = value_up.shape[2]
+    block_m = 16
+    _mla_values[(heads, -(-tokens // block_m))](
+        attended.sums, attended.weights, value_up, gates, out, out if scales is None else scales,
+        tokens, gates.stride(0),
+        HEADS=heads, RANK=rank, VALUE=value, VALUE_BLOCK=max(16, triton.next_power_of_2(value)), SPLITS=splits,
+        BLOCK_M=block_m, BLOCK_K=min(rank, 64), CODED=scales is not None, FP8=target().fp8, num_warps=4,
+        num_stages=3,
+    )  # fmt: skip
