@@ -5,6 +5,7 @@ Knows nothing of how parts are encoded. The data stay where the gateway put them
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Iterator, Mapping
 
@@ -49,10 +50,11 @@ class MediaIntake:
             if not 0 <= item.start <= len(data) - item.num_bytes:
                 raise _refused(f"{name} must lie within {len(data)} bytes, got {item.num_bytes} from {item.start}")
             own = data[item.start : item.start + item.num_bytes]
+            identity = _salted(item.identity, submit.cache_salt)
             if item.kind == "image":
-                parts.append(Part("image", (item.identity, 0), item.offset, item.num_tokens, item.shape, own))
+                parts.append(Part("image", (identity, 0), item.offset, item.num_tokens, item.shape, own))
             else:
-                parts += _chunks(item, own)
+                parts += _chunks(item, identity, own)
             end = item.offset + item.num_tokens
         return tuple(parts)
 
@@ -96,13 +98,18 @@ def _data_of(submit: Submit) -> memoryview:
         raise RefusedError("internal_error", f"the media are not there: {error}") from error
 
 
-def _chunks(item: MediaItem, data: memoryview) -> Iterator[Part]:
+def _salted(identity: bytes, salt: str) -> bytes:
+    """Those who salt their prefixes share no encoder outputs either, which would tell what others have sent."""
+    return hashlib.sha256(identity + salt.encode()).digest() if salt else identity
+
+
+def _chunks(item: MediaItem, identity: bytes, data: memoryview) -> Iterator[Part]:
     """Minutes of a sound: each is encoded on its own."""
     for number, start in enumerate(range(0, item.shape[0], _CHUNK_SAMPLES)):
         samples = min(_CHUNK_SAMPLES, item.shape[0] - start)
         yield Part(
             "audio",
-            (item.identity, number),
+            (identity, number),
             item.offset + number * CHUNK_TOKENS,
             -(-samples // SAMPLES_PER_TOKEN),
             (samples,),

@@ -79,6 +79,12 @@ def test_items_of_equal_content_may_share_their_bytes(intake: MediaIntake) -> No
     assert bytes(one.data) == bytes(two.data)
 
 
+def test_requests_of_different_salts_share_nothing(intake: MediaIntake) -> None:
+    plain, one, two, again = (intake.parts(submit(PICTURE, cache_salt=salt))[0].key for salt in ("", "a", "b", "a"))
+    assert one == again
+    assert len({plain, one, two}) == 3
+
+
 def test_data_come_out_of_a_blob_whose_name_then_is_gone(intake: MediaIntake) -> None:
     content = bytes(range(256)) * 57
     blob = SharedBlob([content])
