@@ -5,7 +5,6 @@ Knows nothing of HTTP, text or how a worker is started.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -58,26 +57,3 @@ class Engine(Protocol):
     def submit(self, request: Submit) -> Submission:
         """Raises RequestError where no worker can take it."""
         ...
-
-
-class Mailbox:
-    """Events of one request between the reader and the one task that handles the request."""
-
-    def __init__(self) -> None:
-        self._events: list[Event] = []
-        self._waiter: asyncio.Future[None] | None = None
-
-    def put(self, event: Event) -> None:
-        self._events.append(event)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    async def receive(self) -> list[Event]:
-        if not self._events:
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        events, self._events = self._events, []
-        return events

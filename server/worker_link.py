@@ -21,8 +21,9 @@ import msgspec
 from engine.wire.channel import DealerEnd, WireKey
 from engine.wire.codec import WireError, decode_to_gateway, encode
 from engine.wire.messages import Abort, Beat, Failed, Message, Ready, Stop, Submit, ToGateway, Tokens
-from server.engine_client import Event, Mailbox, WorkerHealth, WorkerState
+from server.engine_client import Event, WorkerHealth, WorkerState
 from server.errors import RequestError
+from server.mailbox import Mailbox
 
 logger = logging.getLogger(__name__)
 

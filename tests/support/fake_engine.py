@@ -21,8 +21,9 @@ from engine.wire.messages import (
     TokenLogprobs,
     Tokens,
 )
-from server.engine_client import Event, Mailbox, WorkerHealth, WorkerState
+from server.engine_client import Event, WorkerHealth, WorkerState
 from server.errors import RequestError
+from server.mailbox import Mailbox
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,69 @@
+"""Events that nobody takes stay few, and none is lost or out of order when somebody does."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from engine.wire.messages import Finished, TokenLogprobs, Tokens
+from server.engine_client import Event
+from server.mailbox import Mailbox
+
+END = Finished("r", 1, 0, 0, 0.0)
+
+
+def run(coroutine: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(coroutine, 10))
+
+
+async def taken(mailbox: Mailbox) -> list[list[Event]]:
+    """By call, up to the end."""
+    calls: list[list[Event]] = []
+    while not (calls and isinstance(calls[-1][-1], Finished)):
+        calls.append(list(await mailbox.receive()))
+    return calls
+
+
+@pytest.mark.parametrize("choices", [1, 3, 128])
+def test_tokens_that_wait_are_joined_and_come_in_order_in_bounded_pieces(choices: int) -> None:
+    async def check() -> None:
+        mailbox = Mailbox()
+        for number in range(3000):
+            reason = "length" if number == 2999 else None
+            for index in range(choices):
+                entry = TokenLogprobs(-number, 1)
+                first = (None, entry) if number == index == 0 else None
+                mailbox.put(Tokens("r", index, (number,), (entry,), reason, first))
+            assert len(mailbox) < 3000 * choices / 16 + 40 * choices + 64
+        mailbox.put(END)
+        calls = await taken(mailbox)
+        events = [event for call in calls for event in call]
+        assert events[-1] == END
+        for index in range(choices):
+            mine = [event for event in events if isinstance(event, Tokens) and event.index == index]
+            assert [token for event in mine for token in event.token_ids] == list(range(3000))
+            logprobs = [entry.logprob for event in mine for entry in event.logprobs or ()]
+            assert logprobs == [-number for number in range(3000)]
+            assert [event.finish_reason for event in mine if event.finish_reason] == ["length"]
+            assert mine[-1].finish_reason == "length"
+        assert [event.prompt_logprobs is not None for event in events if isinstance(event, Tokens)].count(True) == 1
+        sizes = [sum(len(event.token_ids) for event in call if isinstance(event, Tokens)) for call in calls]
+        assert max(sizes) < 256 + 2 * 64
+
+    run(check())
+
+
+def test_what_is_taken_at_once_is_handed_on_as_it_came() -> None:
+    async def check() -> None:
+        mailbox = Mailbox()
+        waiting = asyncio.create_task(mailbox.receive())  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        tokens = [Tokens("r", 0, (number,)) for number in range(5)]
+        for one in tokens:
+            mailbox.put(one)
+        assert await waiting == tokens
+        mailbox.put(END)
+        assert await mailbox.receive() == [END]
+
+    run(check())
