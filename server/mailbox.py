@@ -24,6 +24,7 @@ class Mailbox:
         self._events: list[Event] = []
         self._num_joined = 0  # of them, the first
         self._limit = _JOINED
+        self._is_behind = False  # more lies there than was taken
         self._waiter: asyncio.Future[None] | None = None
 
     def __len__(self) -> int:
@@ -44,13 +45,12 @@ class Mailbox:
                 await self._waiter
             finally:
                 self._waiter = None
-        if not self._num_joined:
-            events, self._events = self._events, []
-            return events
-        await asyncio.sleep(0)  # others are to have their turn between the pieces
+        elif self._is_behind:
+            await asyncio.sleep(0)  # others are to have their turn between the pieces
         count = self._piece()
         events, self._events = self._events[:count], self._events[count:]
         self._num_joined = max(self._num_joined - count, 0)
+        self._is_behind = bool(self._events)
         return events
 
     def _piece(self) -> int:

@@ -105,6 +105,14 @@ def origin(raw: Any) -> str:
     return value
 
 
+def origin_and_path(raw: Any) -> str:
+    value = text(raw)
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise ValueError("a URL such as http://localhost:4318/v1/traces")
+    return value
+
+
 def many(parse: Parser) -> Parser:
     """A list, or text with commas between."""
 

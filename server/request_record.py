@@ -37,6 +37,7 @@ class RequestRecord:
     took_s: float | None = None
     finish_reasons: list[str] = field(default_factory=list)  # of the choices that ended
     tries: int | None = None  # if the worker died in the first
+    trace_id: str | None = None
 
     def known(self) -> dict[str, Any]:
         fields = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvicorn
 import uvloop
@@ -30,6 +31,7 @@ from server.app import create_app
 from server.generation import Generation
 from server.http_protocol import ConnectionLimits, http_protocol
 from server.listener import Listener, ListenError
+from server.loop_lag import watch_loop_lag
 from server.media.prepare import MediaPreparer
 from server.prompt import Prompts
 from server.router import Router
@@ -37,6 +39,9 @@ from server.settings import Settings
 from server.supervisor import Supervisor, WorkerStartError
 from server.worker_command import worker_address, worker_command
 from server.worker_link import WorkerLink
+
+if TYPE_CHECKING:
+    from server.tracing import Tracing
 
 logger = logging.getLogger("dots3.serving")
 
@@ -112,6 +117,7 @@ class _Serving:
         self._workers = _remote(settings.worker, key) if settings.worker else [_local(settings, key, folder)]
         self._router = Router([worker.link for worker in self._workers])
         self._admission = Admission(settings.max_queue, settings.max_queue_tokens, lambda: self._router.num_slots)
+        self._tracing = _tracing(settings.otlp_traces_endpoint)
         self._app = self._make_app()
         self._server = self._make_server()
         self._stop_asked = asyncio.Event()
@@ -123,7 +129,8 @@ class _Serving:
         generate = Generation(
             self._router, self._prompts.tokenizer, settings.reasoning_parser, settings.tool_call_parser
         )
-        return create_app(settings, self._router, self._prompts, generate, self._admission)
+        on_end = None if self._tracing is None else self._tracing.ended
+        return create_app(settings, self._router, self._prompts, generate, self._admission, on_end=on_end)
 
     @property
     def _media(self) -> MediaPreparer:
@@ -166,6 +173,7 @@ class _Serving:
             worker.link.start()
         serving = asyncio.create_task(self._server.serve(sockets=[self._listener.socket]))
         stopping = asyncio.create_task(self._stop_asked.wait())
+        lag = asyncio.create_task(watch_loop_lag(self._app.state.gateway.metrics.loop_lag.observe))
         try:
             status = await self._start_workers(serving, stopping)
             if status == 0:
@@ -175,8 +183,11 @@ class _Serving:
             await serving
         finally:
             stopping.cancel()
+            lag.cancel()
             self._media.close()
             await self._end_workers()
+            if self._tracing is not None:
+                await asyncio.to_thread(self._tracing.close)
         return EXIT_FAILED if self._at_once else status
 
     # ---- start
@@ -265,6 +276,15 @@ class _Serving:
                         os.kill(pid, signal.SIGKILL)
         await asyncio.gather(*(worker.supervisor.stop() for worker in self._workers if worker.supervisor is not None))
         await self._router.close()
+
+
+def _tracing(endpoint: str | None) -> Tracing | None:
+    if endpoint is None:
+        return None
+    # Its libraries are an extra, and cost half a second to load.
+    from server.tracing import Tracing
+
+    return Tracing(endpoint)
 
 
 def _local(settings: Settings, key: WireKey | None, folder: Path) -> _Worker:

@@ -10,6 +10,7 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from server.option_values import (
     many,
     memory_size,
     origin,
+    origin_and_path,
     readable_file,
     seconds,
     text,
@@ -96,6 +98,7 @@ class Settings:
     chat_template: str | None = _option(None, readable_file, "a chat template instead of the checkpoint's")
     log_level: str = _option("info", choice("debug", "info", "warning", "error"), "what is logged")
     log_format: str = _option("text", choice("text", "json"), "how it is logged")
+    otlp_traces_endpoint: str | None = _option(None, origin_and_path, "where traces go, as OTLP over HTTP")
     ssl_certfile: str | None = _option(None, readable_file, "certificate, for HTTPS")
     ssl_keyfile: str | None = _option(None, readable_file, "its key")
 
@@ -183,6 +186,8 @@ def _check_together(settings: Settings) -> None:
         raise SettingsError("--worker-python starts a worker, --worker connects to one: give one of them")
     if settings.max_concurrency_per_key is not None and not settings.keys:
         raise SettingsError("--max-concurrency-per-key needs --api-key or --api-key-file")
+    if settings.otlp_traces_endpoint is not None and find_spec("opentelemetry") is None:
+        raise SettingsError("--otlp-traces-endpoint needs OpenTelemetry: pip install 'dots3[tracing]'")
     for key in settings.keys:
         if not key.isascii() or not key.isprintable() or " " in key:
             raise SettingsError("--api-key: every key must be printable ASCII without spaces")

@@ -19,6 +19,7 @@ from server.admission import Admission
 from server.app import create_app
 from server.generation import Generation
 from server.http_protocol import ConnectionLimits, http_protocol
+from server.middleware import OnEnd
 from server.prompt import Prompts
 from server.settings import load_settings
 from tests.support.fake_engine import READY, FakeEngine, Script, saying
@@ -76,12 +77,22 @@ class LiveGateway:
 
 
 @contextmanager
-def live_gateway(flags: dict[str, Any] | None = None, script: Script | None = None) -> Iterator[LiveGateway]:
+def live_gateway(
+    flags: dict[str, Any] | None = None, script: Script | None = None, on_end: OnEnd | None = None
+) -> Iterator[LiveGateway]:
     """`flags`: as the command line would give them."""
     settings = load_settings({"model": str(MODEL_FOLDER)} | (flags or {}), {})
     engine = FakeEngine(script or says("Hello."))
     admission = Admission(settings.max_queue, settings.max_queue_tokens, num_slots=lambda: 16)
-    app = create_app(settings, engine, prompts(), Generation(engine, prompts().tokenizer), admission, worker_wait_s=0.3)
+    app = create_app(
+        settings,
+        engine,
+        prompts(),
+        Generation(engine, prompts().tokenizer),
+        admission,
+        worker_wait_s=0.3,
+        on_end=on_end,
+    )
     server = uvicorn.Server(
         uvicorn.Config(
             app,

@@ -1,0 +1,84 @@
+"""A span of OpenTelemetry for every request, made when it is over: its place in the caller's trace, and gen_ai.* facts.
+
+Needs the extra `tracing`. Owns the exporter; knows no route, and nothing of a request but its record.
+"""
+
+from __future__ import annotations
+
+import time
+from importlib.metadata import version
+
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import SpanKind, Status, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.util.types import AttributeValue
+from starlette.datastructures import Headers
+
+from server.request_record import RequestRecord
+
+_NS = 10**9
+_OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion"}
+_FIRST_SERVER_ERROR = 500
+
+
+class Tracing:
+    """Close it, so that the last spans go out."""
+
+    def __init__(self, endpoint: str) -> None:
+        """`endpoint` takes OTLP over HTTP, such as http://collector:4318/v1/traces."""
+        resource = Resource.create({SERVICE_NAME: "dots3", SERVICE_VERSION: version("dots3")})
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint)))
+        self._tracer = self._provider.get_tracer("dots3.gateway")
+        self._propagator = TraceContextTextMapPropagator()
+
+    def close(self) -> None:
+        self._provider.shutdown()
+
+    def ended(self, record: RequestRecord, headers: Headers) -> None:
+        """Adds the id of the trace to the record."""
+        end_ns = time.time_ns()
+        start_ns = end_ns - int((record.took_s or 0.0) * _NS)
+        carrier = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
+        operation = _OPERATIONS.get(record.path)
+        span = self._tracer.start_span(
+            f"{operation} {record.model}" if operation and record.model else f"{record.method} {record.path}",
+            context=self._propagator.extract(carrier),
+            kind=SpanKind.SERVER,
+            attributes=_attributes(record, operation),
+            start_time=start_ns,
+        )
+        if record.first_token_s is not None:
+            span.add_event("first token", timestamp=start_ns + int(record.first_token_s * _NS))
+        if record.status is None or record.status >= _FIRST_SERVER_ERROR:
+            span.set_status(Status(StatusCode.ERROR, record.error))
+        span.end(end_ns)
+        record.trace_id = f"{span.get_span_context().trace_id:032x}"
+
+
+def _attributes(record: RequestRecord, operation: str | None) -> dict[str, AttributeValue]:
+    """Names of OpenTelemetry's conventions for HTTP servers and for generative models."""
+    known: dict[str, AttributeValue | None] = {
+        "http.request.method": record.method,
+        "url.path": record.path,
+        "http.response.status_code": record.status,
+        "error.type": record.error,
+        "dots3.request_id": record.request_id,
+    }
+    if operation is not None:
+        known |= {
+            "gen_ai.operation.name": operation,
+            "gen_ai.provider.name": "dots3",
+            "gen_ai.request.model": record.model,
+            "gen_ai.response.model": record.model,
+            "gen_ai.response.finish_reasons": tuple(record.finish_reasons) or None,
+            "gen_ai.usage.input_tokens": record.prompt_tokens,
+            "gen_ai.usage.output_tokens": record.completion_tokens,
+            "gen_ai.usage.cache_read.input_tokens": record.cached_tokens,
+            "dots3.time_to_first_token": record.first_token_s,
+            "dots3.queue_time": record.queue_s,
+        }
+    return {name: value for name, value in known.items() if value is not None}
