@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, groupby
 
 import torch
@@ -10,16 +10,20 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
+_QUERIES_AT_ONCE = 2048  # where each sequence is computed by itself: a large picture then takes several calls
+
 
 class Packing:
     """How a row of tokens falls into sequences."""
 
-    def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
+    def __init__(self, lengths: Sequence[int], device: torch.device, on_part: Callable[[], None] | None = None) -> None:
+        """`on_part` is called while a long sequence is being computed, for whoever watches that work moves."""
         self.longest = max(lengths)
         self.runs = [
             (length, sum(1 for _ in same)) for length, same in groupby(lengths)
         ]  # length, how many after another
         self.bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
+        self.on_part = on_part
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, packing: Packing) -> Tensor:
@@ -33,10 +37,14 @@ def attention(q: Tensor, k: Tensor, v: Tensor, packing: Packing) -> Tensor:
     start = 0
     for length, count in packing.runs:
         end = start + length * count
-        queries, keys, values = (
-            part[start:end].view(count, length, *part.shape[1:]).transpose(1, 2) for part in (q, k, v)
+        # [sequences, heads, length, width]
+        queries, keys, values, results = (
+            part[start:end].view(count, length, *part.shape[1:]).transpose(1, 2) for part in (q, k, v, out)
         )
-        attended = F.scaled_dot_product_attention(queries, keys, values)
-        out[start:end] = attended.transpose(1, 2).reshape(end - start, *q.shape[1:])
+        for first in range(0, length, _QUERIES_AT_ONCE):
+            rows = slice(first, first + _QUERIES_AT_ONCE)
+            results[:, :, rows] = F.scaled_dot_product_attention(queries[:, :, rows], keys, values)
+            if first and packing.on_part is not None:
+                packing.on_part()
         start = end
     return out.flatten(1)

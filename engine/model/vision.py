@@ -133,7 +133,7 @@ class VisionEncoder:
         hidden = F.linear(self._normalised(patches), self._embedding, self._embedding_bias)
         hidden = self._ops.rms_norm(hidden, self._embedding_norm)
         turns = self._turns(grids)
-        packing = Packing([grid.rows * grid.columns for grid in grids], patches.device)
+        packing = Packing([grid.rows * grid.columns for grid in grids], patches.device, on_layer)
         for block in self._blocks:
             hidden = block.forward(hidden, turns, packing)
             if on_layer is not None:

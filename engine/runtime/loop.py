@@ -204,7 +204,7 @@ class Loop:
         return 0 if batch is not None else _NO_BATCH_WAIT_S
 
     def _run(self, batch: ScheduledBatch) -> None:
-        self._progress.begin_step(batch.num_tokens)
+        self._progress.begin_step(batch.num_tokens + batch.encoder.num_tokens)
         try:
             result = self._runner.run(batch)
         except Exception as error:  # noqa: BLE001  the one broad except: whatever a batch dies of, the others live on

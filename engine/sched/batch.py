@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from engine.sched.encodings import EncoderWork
+from engine.sched.encodings import NO_WORK, EncoderWork
 from engine.sched.parts import Span
 from engine.sched.request import Request
 from engine.wire.messages import Finished, FinishReason
@@ -27,7 +27,7 @@ class ScheduledBatch(NamedTuple):
     items: tuple[Scheduled, ...]  # decodes first
     num_decodes: int
     num_tokens: int
-    encoder: EncoderWork = EncoderWork((), ())
+    encoder: EncoderWork = NO_WORK
 
 
 class Output(NamedTuple):

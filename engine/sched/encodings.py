@@ -29,6 +29,13 @@ class EncoderWork(NamedTuple):
     forgotten: tuple[PartKey, ...]
     encodes: tuple[Part, ...]
 
+    @property
+    def num_tokens(self) -> int:
+        return sum(part.num_tokens for part in self.encodes)
+
+
+NO_WORK = EncoderWork((), ())
+
 
 class Encodings:
     def __init__(self, capacity_tokens: int, step_tokens: int) -> None:
@@ -62,6 +69,9 @@ class Encodings:
         return num_tokens
 
     def work(self) -> EncoderWork:
+        """Of a step in which nothing is encoded there is none: what is forgotten can wait until its room is needed."""
+        if not self._encodes:
+            return NO_WORK
         work = EncoderWork(tuple(self._forgotten), tuple(self._encodes))
         self._forgotten.clear()
         return work

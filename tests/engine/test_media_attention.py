@@ -34,6 +34,15 @@ def test_every_sequence_attends_within_itself(lengths: list[int]) -> None:
     torch.testing.assert_close(ours.double(), naive(q, k, v, lengths), rtol=1e-5, atol=1e-5)
 
 
+def test_a_long_sequence_is_computed_in_parts_that_are_told() -> None:
+    lengths = [3, 4500, 2]
+    q, k, v = torch.randn(3, sum(lengths), 1, 8)
+    parts: list[int] = []
+    ours = attention(q, k, v, Packing(lengths, q.device, lambda: parts.append(1)))
+    assert len(parts) == 2
+    torch.testing.assert_close(ours.double(), naive(q, k, v, lengths), rtol=1e-4, atol=1e-5)
+
+
 class RandomWeights:
     """The same for the same seed, in any dtype and on any device."""
 
