@@ -7,23 +7,26 @@
 #   docker build --secret id=pip,src=$HOME/.config/pip/pip.conf .
 #
 # Any base will do that has Python 3.11 or newer with `venv`, and Debian's packages.
+#
+# hadolint global ignore=DL3013,DL3042
+# (pyproject.toml and deploy/constraints.txt pin every package; pip's cache is a mount, which stays out of the image)
 ARG BASE_IMAGE=python:3.11.14-slim-bookworm
 
 # ---- What the gateway imports.
 FROM ${BASE_IMAGE} AS build-gateway
-ENV PIP_CACHE_DIR=/var/cache/pip PIP_DISABLE_PIP_VERSION_CHECK=1
+ENV PATH=/opt/dots3/bin:$PATH PIP_CACHE_DIR=/var/cache/pip PIP_DISABLE_PIP_VERSION_CHECK=1
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 RUN python3 -m venv /opt/dots3
 WORKDIR /src
 # The dependencies alone first: they change seldom, and their layer is kept while only sources change.
-COPY pyproject.toml ./
+COPY pyproject.toml deploy/constraints.txt ./
 RUN --mount=type=cache,target=/var/cache/pip --mount=type=secret,id=pip,target=/etc/pip.conf \
     python3 -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
       > requirements.txt && \
-    /opt/dots3/bin/pip install -r requirements.txt
+    pip install -c constraints.txt -r requirements.txt
 COPY . ./
 RUN --mount=type=cache,target=/var/cache/pip --mount=type=secret,id=pip,target=/etc/pip.conf \
-    /opt/dots3/bin/pip install --no-deps . && \
+    pip install --no-deps . && \
     cp -r models deploy/healthcheck.py /opt/dots3/
 
 # ---- What the worker imports besides.
@@ -35,11 +38,12 @@ ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN --mount=type=cache,target=/var/cache/pip --mount=type=secret,id=pip,target=/etc/pip.conf \
     torch=$(sed -nE 's/^ *"(torch==[0-9.]+)".*/\1/p' pyproject.toml); \
     case "$DEVICE" in \
-      cpu) /opt/dots3/bin/pip install "$torch+cpu" || /opt/dots3/bin/pip install --index-url "$TORCH_INDEX" "$torch" ;; \
-      cuda) /opt/dots3/bin/pip install "$torch,!=${torch#*==}+cpu" && \
-        /opt/dots3/bin/python -c 'import torch; assert torch.version.cuda, "this build of torch has no CUDA"' ;; \
+      cpu) pip install --no-deps "$torch+cpu" || pip install --no-deps --index-url "$TORCH_INDEX" "$torch" ;; \
+      cuda) pip install --no-deps "$torch,!=${torch#*==}+cpu" ;; \
       *) echo "DEVICE must be cpu or cuda, got $DEVICE" >&2; exit 1 ;; \
-    esac
+    esac && \
+    pip install -c constraints.txt "$torch" && \
+    python -c 'import sys, torch; assert (torch.version.cuda is None) == (sys.argv[1] == "cpu"), torch.__version__' "$DEVICE"
 
 # ---- What both images run in.
 FROM ${BASE_IMAGE} AS runtime

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
-from collections.abc import Callable, Iterator
+import tomllib
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +78,22 @@ def assert_chat_is_answered(url: str) -> None:
     assert choice["message"]["content"].strip()
 
 
+def pins_in(lines: Iterable[str]) -> dict[str, str]:
+    """Names as packaging compares them, to versions."""
+    pairs = (line.partition("==") for line in lines if "==" in line)
+    return {re.sub(r"[-_.]+", "-", name).lower(): version for name, _, version in pairs}
+
+
+def assert_every_package_is_pinned(container: Container) -> None:
+    listed = container.call("pip", "list", "--format=freeze")
+    assert listed.returncode == 0, listed.stderr
+    direct = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    pinned = pins_in([*direct, *(ROOT / "deploy" / "constraints.txt").read_text(encoding="utf-8").splitlines()])
+    others = pins_in(listed.stdout.splitlines()).items() - pinned.items()
+    # The project itself, what the base image brought, and torch, which the Dockerfile reads from pyproject.toml.
+    assert {name for name, _ in others} == {"dots3", "pip", "torch"}, f"constraints.txt: {sorted(others)}"
+
+
 def test_the_image_says_how_it_is_run(images: Images, server_image: str, gateway_image: str) -> None:
     for image in (server_image, gateway_image):
         config = images.config(image)
@@ -105,6 +123,7 @@ def test_the_image_serves_a_chat_from_a_read_only_root_and_stops_in_order(
     stop_s = time.monotonic() - asked_s
     assert not Path(f"/proc/{worker['pid']}").exists(), "the worker outlives its server"
     assert container.call(*config.health_check).returncode == 1
+    assert_every_package_is_pinned(container)
     figures["server"] = {"image_bytes": container.num_bytes, "ready_s": ready_s, "stop_s": stop_s}
 
 
