@@ -18,6 +18,7 @@ from engine.config.model import ModelConfig
 from engine.model.kv_pool import KvPool
 from engine.model.load import load_model
 from engine.runtime.grammars import Grammars
+from engine.runtime.graphs import DecodeGraphs, GpuRecorder
 from engine.runtime.loop import Loop
 from engine.runtime.media import load_media
 from engine.runtime.progress import Progress
@@ -55,7 +56,9 @@ def build(folder: Path, engine: EngineConfig, worker_id: str) -> Built:
     progress = Progress(only_steps=device.type != "cpu")
     on_layer = progress.stamp if device.type == "cpu" else None
     encoder = None if media is None else media.encoder(device, on_layer)
-    runner = Runner(model, KvPool(plan, device), plan, sampler, on_layer, encoder)
+    pool = KvPool(plan, device)
+    graphs = DecodeGraphs(model, pool, plan, GpuRecorder()) if device.type == "cuda" else None
+    runner = Runner(model, pool, plan, sampler, on_layer, encoder, graphs)
     _warm_up(runner, engine, plan)
     intake = None if media is None else media.intake(min(plan.encoder_cache_tokens, plan.max_model_len))
     support = None if intake is None else intake.support

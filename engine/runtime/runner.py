@@ -14,6 +14,7 @@ from engine.config.capacity import CapacityPlan
 from engine.model.context import ForwardContext
 from engine.model.decoder import TextModel
 from engine.model.kv_pool import KvPool
+from engine.runtime.graphs import DecodeGraphs
 from engine.runtime.logprobs import token_logprobs
 from engine.runtime.loop import StepResult
 from engine.runtime.masks import MaskJobs
@@ -36,12 +37,15 @@ class Runner:
         sampler: Sampler,
         on_layer: Callable[[], None] | None,
         media: MediaEncoder | None = None,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
-        """`on_layer` is called whenever the model has moved on by a layer. Without `media` there are only ids."""
+        """`on_layer` is called whenever the model has moved on by a layer. Without `media` there are only ids, without
+        `graphs` steps of decodes alone are launched like any other."""
         self._model = model
         self._pool = pool
         self._sampler = sampler
         self._media = media
+        self._graphs = graphs
         self._on_layer = on_layer
         self._device = model.device
         self._inputs = StepInputBuilder(
@@ -57,8 +61,7 @@ class Runner:
         sampling = [row for row, item in enumerate(batch.items) if item.samples]
         masks = self._begin_masks([requests[row] for row in sampling])
         inputs = self._inputs.build(requests, batch.items)
-        context = self._context(inputs, batch.num_decodes)
-        hidden = self._model.forward(self._tokens(batch, inputs), context, self._pool, self._on_layer)
+        hidden = self._hidden(batch, inputs)
         prompt_logprobs = self._read_prompts(batch, inputs, hidden)
         if not sampling:
             return StepResult({}, {}, prompt_logprobs)
@@ -76,6 +79,13 @@ class Runner:
         """A GPU that reported anything but a lack of memory goes on reporting it."""
         return self._device.type == "cuda" and not isinstance(error, torch.OutOfMemoryError | ValueError)
 
+    def _hidden(self, batch: ScheduledBatch, inputs: StepInputs) -> torch.Tensor:
+        if self._graphs is not None and batch.num_decodes == len(batch.items):
+            tokens = torch.from_numpy(inputs.token_ids)
+            return self._graphs.forward(tokens, _context(inputs, batch.num_decodes, torch.from_numpy))
+        context = _context(inputs, batch.num_decodes, self._to_device)
+        return self._model.forward(self._tokens(batch, inputs), context, self._pool, self._on_layer)
+
     def _tokens(self, batch: ScheduledBatch, inputs: StepInputs) -> torch.Tensor:
         """Ids, or embeddings where media stand among them."""
         ids = self._to_device(inputs.token_ids)
@@ -87,18 +97,6 @@ class Runner:
         embeddings = self._model.embed(ids)
         self._media.fill(embeddings, batch.items, inputs.query_starts)
         return embeddings
-
-    def _context(self, inputs: StepInputs, num_decodes: int) -> ForwardContext:
-        return ForwardContext(
-            positions=self._to_device(inputs.positions),
-            query_starts=inputs.query_starts,
-            seq_lens=inputs.seq_lens,
-            num_decodes=num_decodes,
-            dsa_slots=self._to_device(inputs.dsa_slots),
-            swa_slots=self._to_device(inputs.swa_slots),
-            dsa_table=self._to_device(inputs.dsa_table),
-            swa_table=self._to_device(inputs.swa_table),
-        )
 
     def _begin_masks(self, requests: Sequence[Request]) -> Callable[[], Allowed] | None:
         """Of those that have a grammar, while the model runs; the result waits for them."""
@@ -159,3 +157,16 @@ class Runner:
 def _why_stuck(request: Request) -> str:
     error = None if request.matcher is None else request.matcher.error
     return error or "no token is left that both the grammar and the request's other fields allow"
+
+
+def _context(inputs: StepInputs, num_decodes: int, tensor: Callable[[np.ndarray], torch.Tensor]) -> ForwardContext:
+    return ForwardContext(
+        positions=tensor(inputs.positions),
+        query_starts=inputs.query_starts,
+        seq_lens=inputs.seq_lens,
+        num_decodes=num_decodes,
+        dsa_slots=tensor(inputs.dsa_slots),
+        swa_slots=tensor(inputs.swa_slots),
+        dsa_table=tensor(inputs.dsa_table),
+        swa_table=tensor(inputs.swa_table),
+    )
