@@ -63,6 +63,7 @@ coverage: $(VENV)/.test  ## lines and branches that `make test` reaches
 
 bench: $(VENV)/.train  ## the benchmarks that README quotes, results in bench/results/ (15 minutes on 2 idle cores)
 	$(BIN)/python -m bench.bench_engine_step
+	$(BIN)/python -m bench.bench_encoders
 	$(BIN)/python -m bench.bench_gateway
 	$(BIN)/python -m bench.bench_parser
 	$(BIN)/python -m bench.bench_throughput
