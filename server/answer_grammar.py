@@ -2,7 +2,7 @@
 
 | `tool_choice` | calls | text | held to the tools' schemas |
 |---|---|---|---|
-| `none` | none: the token that opens one is masked | free | - |
+| `none` | none: the tokens around one are masked | free | - |
 | `auto` | any number | free | functions with `strict`: true |
 | `required` | 1 or more | none | all functions |
 | a function | exactly 1, of it | none | that function |

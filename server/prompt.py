@@ -20,7 +20,7 @@ from engine.wire.grammar import Grammar
 from engine.wire.messages import MediaKind, Sampling
 from multimodal.image import ImageLimits
 from multimodal.placeholders import AUDIO_PAD, IMAGE_PAD
-from parsers.control_tags import CLOSE_THINKING, OPEN_CALL, OPEN_THINKING
+from parsers.control_tags import CLOSE_CALL, CLOSE_THINKING, OPEN_CALL, OPEN_THINKING
 from parsers.reasoning import Begin
 from server.answer_grammar import begins, held_to
 from server.chat_template import ChatTemplate, Segment, expand
@@ -243,11 +243,10 @@ class Prompts:
         )
 
     def _without_calls(self, sampling: Sampling) -> Sampling:
-        """The token that opens a call is never chosen."""
-        if OPEN_CALL not in self.tokenizer.control_tokens:
-            return sampling
-        opening = (self.tokenizer.token_id(OPEN_CALL),)
-        return msgspec.structs.replace(sampling, bad_words_ids=(*sampling.bad_words_ids, opening))
+        """The tokens that open and close a call are never chosen."""
+        known = [tag for tag in (OPEN_CALL, CLOSE_CALL) if tag in self.tokenizer.control_tokens]
+        masked = tuple((self.tokenizer.token_id(tag),) for tag in known)
+        return msgspec.structs.replace(sampling, bad_words_ids=(*sampling.bad_words_ids, *masked))
 
     def _turn_ends(self, ids: list[int]) -> tuple[int, ...]:
         """Where another request is likely to go on: behind the system turn, and behind this prompt."""

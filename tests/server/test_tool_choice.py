@@ -129,13 +129,13 @@ def test_without_a_choice_calls_are_free() -> None:
     assert request.sampling.bad_words_ids == ()
 
 
-def test_none_declares_the_tools_masks_the_opening_and_reads_no_call() -> None:
+def test_none_declares_the_tools_masks_the_tags_and_reads_no_call() -> None:
     request = valid(tools=[PUT], tool_choice="none", bad_words=["no"])
     assert "<tools>" in prompts().text(request.prompt_ids)
     assert (request.grammar, request.tools) == (None, ())
-    opening = prompts().tokenizer.token_id("<dots_function_call>")
-    assert request.sampling.bad_words_ids[-1] == (opening,)
-    assert len(request.sampling.bad_words_ids) > 1
+    masked = [(prompts().tokenizer.token_id(tag),) for tag in ("<dots_function_call>", "</dots_function_call>")]
+    assert list(request.sampling.bad_words_ids[-2:]) == masked
+    assert len(request.sampling.bad_words_ids) > 2
 
 
 def test_required_means_one_call_or_more_all_of_them_strict() -> None:
