@@ -18,12 +18,11 @@ ENV PATH=/opt/dots3/bin:$PATH PIP_CACHE_DIR=/var/cache/pip PIP_DISABLE_PIP_VERSI
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 RUN python3 -m venv /opt/dots3
 WORKDIR /src
-# The dependencies alone first: they change seldom, and their layer is kept while only sources change.
-COPY pyproject.toml deploy/constraints.txt ./
+# The dependencies alone first: they change seldom, and their layer is kept while only sources change. Tracing is among
+# them, since nothing can be added to an image that runs.
+COPY pyproject.toml deploy/constraints.txt deploy/requirements.py ./
 RUN --mount=type=cache,target=/var/cache/pip --mount=type=secret,id=pip,target=/etc/pip.conf \
-    python3 -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
-      > requirements.txt && \
-    pip install -c constraints.txt -r requirements.txt
+    python3 requirements.py tracing > requirements.txt && pip install -c constraints.txt -r requirements.txt
 COPY . ./
 RUN --mount=type=cache,target=/var/cache/pip --mount=type=secret,id=pip,target=/etc/pip.conf \
     pip install --no-deps . && \

@@ -45,5 +45,5 @@ def figures() -> Iterator[dict[str, Any]]:
     facts = report.machine()
     found: dict[str, Any] = {}
     yield found
-    if {"server", "gateway", "worker"} <= found.keys():
+    if {"server", "gateway"} <= found.keys():
         report.keep("docker", facts, found)
