@@ -1,0 +1,273 @@
+"""Load that a server must bear: bursts, clients that leave, slow readers, nonsense; what it did, and what it kept.
+
+`python -m bench.load SCENARIO` starts a gateway before the scripted worker (or, with --real, the bundled checkpoint's
+own) and prints figures; the exit status tells whether all of them are within their bounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import re
+import string
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+
+from bench.child import Child
+from bench.load_client import ask, stream_body
+from bench.report import ROOT, Row, show
+
+MODEL = ROOT / "models" / "dots3-note-tiny"
+STEPS_PER_S = 50
+GROWTH_LIMIT = 1.05  # of resident memory, after warm-up
+LIVEZ_LIMIT_MS = 20.0
+SLOW_READER_LIMIT_BYTES = 1024 * 1024  # of the gateway's memory for each
+_SETTLE_S = 30.0
+
+
+class Server(NamedTuple):
+    port: int
+    gateway_pid: int
+    worker_pid: int
+
+    def metric(self, name: str) -> float:
+        """Sum over all labels."""
+        lines = [line for line in self.metrics() if re.match(rf"{name}(\{{| )", line)]
+        return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+    def metrics(self) -> list[str]:
+        text = httpx.get(f"http://127.0.0.1:{self.port}/metrics", timeout=30).text
+        return [line for line in text.splitlines() if not line.startswith("#")]
+
+    def kept(self) -> dict[str, float]:
+        """What must come back to nothing once nobody asks for anything."""
+        names = ("requests_running", "requests_waiting", "open_streams", "kv_cache_usage_ratio")
+        return {name: self.metric(f"dots3_{name}") for name in names}
+
+
+@contextmanager
+def server(real: bool, *flags: str) -> Iterator[Server]:
+    with tempfile.TemporaryDirectory(prefix="dots3-load-") as folder:
+        address = f"ipc://{folder}/worker"
+        started = ("--listen", address, "--model", str(MODEL))
+        if real:
+            worker = Child("engine.runtime.worker", *started)
+        else:
+            worker = Child("bench.scripted_worker", *started, "--steps-per-s", str(STEPS_PER_S))
+        serve = ("cli.main", "serve", str(MODEL), "--port", "0", "--worker", address, "--log-level", "error")
+        with worker, Child(*serve, *flags) as gateway:
+            yield Server(gateway.port(), gateway.process.pid, worker.process.pid)
+
+
+async def burst(server: Server, streams: int, tokens: int) -> list[Row]:
+    """All at once; a probe beside them."""
+    body = stream_body(tokens)
+    wanted = (await ask(server.port, body)).text
+    probes = list[float]()
+    probing = asyncio.create_task(_probe(server.port, probes))
+    began_s = time.monotonic()
+    answers = await asyncio.gather(*(ask(server.port, body) for _ in range(streams)))
+    took_s = time.monotonic() - began_s
+    probing.cancel()
+    counted = Counter(answer.status for answer in answers)
+    served = [answer for answer in answers if answer.status == 200]
+    refused = [answer for answer in answers if answer.status == 429]
+    whole = sum(answer.is_whole and answer.text == wanted for answer in served)
+    p99_ms = 1000 * sorted(probes)[int(0.99 * len(probes))]
+    return [
+        Row("streams offered", str(streams)),
+        Row("accepted, refused, other", f"{len(served)}, {len(refused)}, {streams - len(served) - len(refused)}",
+            "no other", counted.total() == counted[200] + counted[429] and bool(served)),
+        Row("accepted ones whole and right", str(whole), str(len(served)), whole == len(served)),
+        Row("refused ones with Retry-After", str(sum(answer.retry_after is not None for answer in refused)),
+            str(len(refused)), all(answer.retry_after is not None for answer in refused)),
+        Row("time", f"{took_s:.1f} s"),
+        Row("tokens a second", f"{len(served) * tokens / took_s:.0f}"),
+        Row("/livez p99", f"{p99_ms:.1f} ms of {len(probes)}", f"≤ {LIVEZ_LIMIT_MS:g} ms", p99_ms <= LIVEZ_LIMIT_MS),
+        *await _settled(server),
+    ]  # fmt: skip
+
+
+async def soak(server: Server, requests: int, tokens: int, media: bool) -> list[Row]:
+    """Half of the clients leave, some send nonsense, the others are served; memory before and after."""
+    choice = random.Random(0)
+    warm_up = max(requests // 5, 200)
+    await _mixed(server, warm_up, tokens, media, choice)
+    await _settled(server)
+    before, files = _resident_bytes(server.gateway_pid), _num_files(server.gateway_pid)
+    before_worker = _resident_bytes(server.worker_pid)
+    outcomes = await _mixed(server, requests, tokens, media, choice)
+    settled = await _settled(server)
+    growth = _resident_bytes(server.gateway_pid) / before
+    growth_worker = _resident_bytes(server.worker_pid) / before_worker
+    more_files = _num_files(server.gateway_pid) - files
+    return [
+        Row("requests", ", ".join(f"{name} {count}" for name, count in sorted(outcomes.items())), "no bad",
+            outcomes["bad"] == 0),
+        Row("gateway's memory against that after warm-up", f"{growth:.3f}", f"≤ {GROWTH_LIMIT}",
+            growth <= GROWTH_LIMIT),
+        Row("worker's", f"{growth_worker:.3f}", f"≤ {GROWTH_LIMIT}", growth_worker <= GROWTH_LIMIT),
+        Row("open files more than then", str(more_files), "≤ 2", more_files <= 2),
+        *settled,
+    ]  # fmt: skip
+
+
+async def paths(server: Server, count: int) -> list[Row]:
+    """Random paths, verbs and models; the series of the metrics stay the same."""
+    choice = random.Random(0)
+    series = _series(server)
+
+    async def one(number: int, client: httpx.AsyncClient) -> None:
+        word = "".join(choice.choices(string.ascii_letters + string.digits + "/._-", k=choice.randint(1, 30)))
+        if number % 2:
+            await client.request(choice.choice(("GET", "POST", "PUT", "BREW")), f"/{word}")
+        else:
+            await client.post("/v1/completions", json={"model": word, "prompt": word})
+
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=60) as client:
+        for start in range(0, count, 50):
+            await asyncio.gather(*(one(start + place, client) for place in range(50)))
+    after = _series(server)
+    return [Row(f"series after {count} random requests", str(len(after)), str(len(series)), after == series)]
+
+
+async def slow_readers(server: Server, readers: int, tokens: int, write_timeout_s: float) -> list[Row]:
+    """Clients that read a byte a second of long answers, and one that reads as it should."""
+    before = _resident_bytes(server.gateway_pid)
+    slow = [asyncio.create_task(ask(server.port, stream_body(tokens), bytes_per_s=1)) for _ in range(readers)]
+    await asyncio.sleep(2.0)
+    quick = await ask(server.port, stream_body(20))
+    most = before
+    deadline_s = time.monotonic() + tokens / STEPS_PER_S + 2 * write_timeout_s + _SETTLE_S
+    while server.metric("dots3_open_streams") and time.monotonic() < deadline_s:
+        most = max(most, _resident_bytes(server.gateway_pid))
+        await asyncio.sleep(0.5)
+    left = server.metric("dots3_client_disconnects_total")
+    for task in slow:
+        task.cancel()
+    await asyncio.gather(*slow, return_exceptions=True)
+    each = (most - before) / readers
+    return [
+        Row("the quick one beside them", f"{quick.status}, whole: {quick.is_whole}", "", quick.is_whole),
+        Row("slow ones cut off", f"{left:.0f}", str(readers), left == readers),
+        Row("gateway's memory for each", f"{each / 1024:.0f} KiB", f"≤ {SLOW_READER_LIMIT_BYTES // 1024} KiB",
+            each <= SLOW_READER_LIMIT_BYTES),
+        *await _settled(server),
+    ]  # fmt: skip
+
+
+async def _mixed(server: Server, requests: int, tokens: int, media: bool, choice: random.Random) -> Counter[str]:
+    outcomes: Counter[str] = Counter()
+    places = asyncio.Semaphore(48)
+
+    async def one() -> None:
+        async with places:
+            outcomes[await _any_request(server.port, tokens, media, choice)] += 1
+
+    await asyncio.gather(*(one() for _ in range(requests)))
+    return outcomes
+
+
+async def _any_request(port: int, tokens: int, media: bool, choice: random.Random) -> str:
+    kind = choice.random()
+    body = stream_body(tokens, picture=media and choice.random() < 0.2)
+    if kind < 0.5:
+        await ask(port, body, leave_after_frames=choice.randint(0, 6))
+        return "left"
+    if kind < 0.65:
+        nonsense = choice.choice(({"model": "none"}, {"max_tokens": -1}, {"nonsense": 1}, {"messages": "x"}))
+        answer = await ask(port, body | nonsense)
+        return "refused" if answer.status in (400, 404) else "bad"
+    answer = await ask(port, body)
+    if answer.status == 429:
+        return "queue full"
+    return "served" if answer.is_whole else "bad"
+
+
+async def _probe(port: int, took_s: list[float]) -> None:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+        while True:
+            began_s = time.monotonic()
+            await client.get("/livez")
+            took_s.append(time.monotonic() - began_s)
+            await asyncio.sleep(0.02)
+
+
+async def _settled(server: Server) -> list[Row]:
+    """Waits until nothing runs any more, as it must."""
+    deadline_s = time.monotonic() + _SETTLE_S
+    kept = await asyncio.to_thread(server.kept)
+    while any(kept.values()) and time.monotonic() < deadline_s:
+        await asyncio.sleep(0.25)
+        kept = await asyncio.to_thread(server.kept)
+    return [Row(name, f"{value:g}", "0", value == 0) for name, value in kept.items()]
+
+
+def _series(server: Server) -> set[str]:
+    return {line.rpartition(" ")[0] for line in server.metrics()}
+
+
+def _resident_bytes(pid: int) -> int:
+    found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(encoding="ascii"))
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+def _num_files(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+Scenario = Callable[[Server, argparse.Namespace], Awaitable[Sequence[Row]]]
+SCENARIOS: dict[str, tuple[Scenario, Callable[[argparse.Namespace], list[str]]]] = {
+    "burst": (lambda at, flags: burst(at, flags.streams, flags.tokens), lambda _: []),
+    "soak": (lambda at, flags: soak(at, flags.requests, flags.tokens, flags.real), lambda _: []),
+    "paths": (lambda at, flags: paths(at, flags.requests), lambda _: []),
+    "slow": (
+        lambda at, flags: slow_readers(at, flags.readers, flags.tokens, flags.write_timeout),
+        lambda flags: ["--write-timeout", str(flags.write_timeout)],
+    ),
+}
+
+
+def measured(name: str, **flags: Any) -> list[Row]:
+    """One scenario before a server of its own."""
+    chosen = argparse.Namespace(**vars(_parser().parse_args([name])) | flags)
+    scenario, server_flags = SCENARIOS[name]
+
+    async def run(at: Server) -> list[Row]:
+        return list(await scenario(at, chosen))
+
+    with server(chosen.real, *server_flags(chosen)) as at:
+        return asyncio.run(run(at))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("scenario", choices=list(SCENARIOS))
+    parser.add_argument("--real", action="store_true", help="the bundled checkpoint's worker, with pictures")
+    parser.add_argument("--streams", type=int, default=2000)
+    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--readers", type=int, default=200)
+    parser.add_argument("--tokens", type=int, default=50)
+    parser.add_argument("--write-timeout", type=float, default=5.0)
+    return parser
+
+
+def main() -> None:
+    flags = _parser().parse_args()
+    rows = measured(**{("name" if name == "scenario" else name): value for name, value in vars(flags).items()})
+    show(f"{flags.scenario}, {'real' if flags.real else 'scripted'} worker", rows)
+    sys.exit(any(row.met is False for row in rows))
+
+
+if __name__ == "__main__":
+    main()

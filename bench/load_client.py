@@ -1,0 +1,101 @@
+"""Clients for load: they read, leave early, or read slowly, and say what they got. One request a connection."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import re
+import socket
+from functools import cache
+from typing import Any, NamedTuple
+
+from PIL import Image
+
+MODEL = "dots3-note-tiny"
+_PATH = "/v1/chat/completions"
+_LIMIT_S = 600.0
+_FRAME = b"data: "
+_CONTENT = re.compile(rb'"content":("(?:[^"\\]|\\.)*")')
+
+
+class Answer(NamedTuple):
+    status: int
+    text: str = ""
+    is_whole: bool = False  # the stream came to its end, with a finish reason and without an error
+    retry_after: str | None = None
+
+
+def stream_body(tokens: int, picture: bool = False) -> dict[str, Any]:
+    content: Any = "Tell me about the boat."
+    if picture:
+        content = [{"type": "image_url", "image_url": {"url": _picture()}}, {"type": "text", "text": content}]
+    return {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": content}],
+        "chat_template_kwargs": {"enable_thinking": False},
+        "max_tokens": tokens,
+        "ignore_eos": True,
+        "temperature": 0,
+        "stream": True,
+    }
+
+
+async def ask(
+    port: int, body: dict[str, Any], leave_after_frames: int | None = None, bytes_per_s: int | None = None
+) -> Answer:
+    """`leave_after_frames`: 0 leaves once it has asked."""
+    async with asyncio.timeout(_LIMIT_S):
+        connection = socket.socket()
+        if bytes_per_s is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(connection, ("127.0.0.1", port))
+        reader, writer = await asyncio.open_connection(sock=connection, limit=4096 if bytes_per_s else 2**16)
+        try:
+            writer.write(_request(body))
+            return await _read(reader, leave_after_frames, bytes_per_s)
+        finally:
+            writer.transport.abort()
+
+
+async def _read(reader: asyncio.StreamReader, leave_after_frames: int | None, bytes_per_s: int | None) -> Answer:
+    if leave_after_frames == 0:
+        return Answer(0)
+    received = bytearray()
+    try:
+        while data := await reader.read(bytes_per_s or 65536):
+            received += data
+            if leave_after_frames is not None and received.count(_FRAME) >= leave_after_frames:
+                break
+            if received.endswith(b"0\r\n\r\n") or (b"Content-Length" in received and received.endswith(b"}}")):
+                break
+            if bytes_per_s is not None:
+                await asyncio.sleep(1.0)
+    except ConnectionError:
+        pass
+    return _understood(bytes(received))
+
+
+def _understood(received: bytes) -> Answer:
+    head, _, rest = received.partition(b"\r\n\r\n")
+    if not head.startswith(b"HTTP/1.1 "):
+        return Answer(0)
+    retry_after = re.search(rb"(?i)retry-after: *(\d+)", head)
+    text = "".join(json.loads(found) for found in _CONTENT.findall(rest))
+    is_whole = b'"finish_reason":"' in rest and b"data: [DONE]" in rest and b'"error"' not in rest
+    return Answer(int(head[9:12]), text, is_whole, retry_after[1].decode() if retry_after else None)
+
+
+def _request(body: dict[str, Any]) -> bytes:
+    text = json.dumps(body).encode()
+    lines = (f"POST {_PATH} HTTP/1.1", "Host: x", "Content-Type: application/json", f"Content-Length: {len(text)}")
+    return "\r\n".join((*lines, "", "")).encode() + text
+
+
+@cache
+def _picture() -> str:
+    file = io.BytesIO()
+    Image.new("RGB", (64, 48), (200, 30, 30)).save(file, "PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
