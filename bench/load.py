@@ -8,23 +8,26 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import random
 import re
 import string
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
 
-from bench.child import Child
+from bench.child import Child, process_cpu_s
 from bench.load_client import ask, stream_body
-from bench.report import ROOT, Row, show
+from bench.report import ROOT, Row, show, spread
 
 MODEL = ROOT / "models" / "dots3-note-tiny"
 STEPS_PER_S = 50
@@ -32,6 +35,7 @@ GROWTH_LIMIT = 1.05  # of resident memory, after warm-up
 LIVEZ_LIMIT_MS = 20.0
 SLOW_READER_LIMIT_BYTES = 1024 * 1024  # of the gateway's memory for each
 _SETTLE_S = 30.0
+_KEY = "load"
 
 
 class Server(NamedTuple):
@@ -63,8 +67,8 @@ def server(real: bool, *flags: str) -> Iterator[Server]:
             worker = Child("engine.runtime.worker", *started)
         else:
             worker = Child("bench.scripted_worker", *started, "--steps-per-s", str(STEPS_PER_S))
-        serve = ("cli.main", "serve", str(MODEL), "--port", "0", "--worker", address, "--log-level", "error")
-        with worker, Child(*serve, *flags) as gateway:
+        serve = ("cli.main", "serve", str(MODEL), "--port", "0", "--worker", address)
+        with worker, Child(*serve, *(flags or ("--log-level", "error"))) as gateway:
             yield Server(gateway.port(), gateway.process.pid, worker.process.pid)
 
 
@@ -72,17 +76,16 @@ async def burst(server: Server, streams: int, tokens: int) -> list[Row]:
     """All at once; a probe beside them."""
     body = stream_body(tokens)
     wanted = (await ask(server.port, body)).text
-    probes = list[float]()
-    probing = asyncio.create_task(_probe(server.port, probes))
-    began_s = time.monotonic()
-    answers = await asyncio.gather(*(ask(server.port, body) for _ in range(streams)))
-    took_s = time.monotonic() - began_s
-    probing.cancel()
+    with Child("bench.load_probe", str(server.port)) as probe:
+        await asyncio.sleep(0.5)
+        began_s = time.monotonic()
+        answers = await asyncio.gather(*(ask(server.port, body) for _ in range(streams)))
+        took_s = time.monotonic() - began_s
+        p50_ms, p99_ms, num_probes = json.loads(probe.ask("end"))
     counted = Counter(answer.status for answer in answers)
     served = [answer for answer in answers if answer.status == 200]
     refused = [answer for answer in answers if answer.status == 429]
     whole = sum(answer.is_whole and answer.text == wanted for answer in served)
-    p99_ms = 1000 * sorted(probes)[int(0.99 * len(probes))]
     return [
         Row("streams offered", str(streams)),
         Row("accepted, refused, other", f"{len(served)}, {len(refused)}, {streams - len(served) - len(refused)}",
@@ -92,7 +95,28 @@ async def burst(server: Server, streams: int, tokens: int) -> list[Row]:
             str(len(refused)), all(answer.retry_after is not None for answer in refused)),
         Row("time", f"{took_s:.1f} s"),
         Row("tokens a second", f"{len(served) * tokens / took_s:.0f}"),
-        Row("/livez p99", f"{p99_ms:.1f} ms of {len(probes)}", f"≤ {LIVEZ_LIMIT_MS:g} ms", p99_ms <= LIVEZ_LIMIT_MS),
+        Row("/livez p50", f"{p50_ms:.1f} ms of {num_probes}"),
+        Row("/livez p99", f"{p99_ms:.1f} ms"),
+        *await _settled(server),
+    ]  # fmt: skip
+
+
+async def steady(server: Server, streams: int, tokens: int) -> list[Row]:
+    """As many as the worker runs at once, begun one after another; a probe while all of them run."""
+    asked = []
+    for _ in range(streams):
+        asked.append(asyncio.create_task(ask(server.port, stream_body(tokens))))
+        await asyncio.sleep(0.01)
+    with Child("bench.load_probe", str(server.port)) as probe:
+        await asyncio.sleep(tokens / STEPS_PER_S - streams * 0.01 - 2.0)
+        running = sum(not one.done() for one in asked)
+        p50_ms, p99_ms, num_probes = json.loads(probe.ask("end"))
+    answers = await asyncio.gather(*asked)
+    return [
+        Row("streams, all the time", str(running), str(streams), running == streams),
+        Row("whole", str(sum(one.is_whole for one in answers)), str(streams), all(one.is_whole for one in answers)),
+        Row("/livez p50", f"{p50_ms:.1f} ms of {num_probes}"),
+        Row("/livez p99", f"{p99_ms:.1f} ms", f"≤ {LIVEZ_LIMIT_MS:g} ms", p99_ms <= LIVEZ_LIMIT_MS),
         *await _settled(server),
     ]  # fmt: skip
 
@@ -165,6 +189,52 @@ async def slow_readers(server: Server, readers: int, tokens: int, write_timeout_
     ]  # fmt: skip
 
 
+def overhead(rounds: int, streams: int, tokens: int) -> list[Row]:
+    """CPU time of two gateways for the same streams, one with keys, a log line a request and traces, one with none."""
+    with (
+        _collector() as endpoint,
+        server(False, "--api-key", _KEY, "--otlp-traces-endpoint", endpoint, "--log-level", "info") as watched,
+        server(False) as bare,
+    ):
+        took: dict[Server, list[float]] = {watched: [], bare: []}
+        for number in range(rounds):
+            for at in (watched, bare) if number % 2 else (bare, watched):
+                took[at].append(asyncio.run(_cpu_s(at, streams, tokens)))
+    # The first of each warms up.
+    ratio = spread([off / on for on, off in zip(took[watched][1:], took[bare][1:], strict=True)])
+    return [Row("throughput with all on, of that with all off", str(ratio), "≥ 0.95", ratio.median >= 0.95)]
+
+
+async def _cpu_s(at: Server, streams: int, tokens: int) -> float:
+    began_s = process_cpu_s(at.gateway_pid)
+    answers = await asyncio.gather(*(ask(at.port, stream_body(tokens), key=_KEY) for _ in range(streams)))
+    if not all(answer.is_whole for answer in answers):
+        raise RuntimeError(f"not all streams came to their end: {Counter(answer.status for answer in answers)}")
+    return process_cpu_s(at.gateway_pid) - began_s
+
+
+class _Takes(BaseHTTPRequestHandler):
+    """Takes traces, and throws them away."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@contextmanager
+def _collector() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Takes) as collector:
+        thread = threading.Thread(target=collector.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{collector.server_port}/v1/traces"
+        collector.shutdown()
+        thread.join()
+
+
 async def _mixed(server: Server, requests: int, tokens: int, media: bool, choice: random.Random) -> Counter[str]:
     outcomes: Counter[str] = Counter()
     places = asyncio.Semaphore(48)
@@ -191,15 +261,6 @@ async def _any_request(port: int, tokens: int, media: bool, choice: random.Rando
     if answer.status == 429:
         return "queue full"
     return "served" if answer.is_whole else "bad"
-
-
-async def _probe(port: int, took_s: list[float]) -> None:
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
-        while True:
-            began_s = time.monotonic()
-            await client.get("/livez")
-            took_s.append(time.monotonic() - began_s)
-            await asyncio.sleep(0.02)
 
 
 async def _settled(server: Server) -> list[Row]:
@@ -229,11 +290,12 @@ def _num_files(pid: int) -> int:
 Scenario = Callable[[Server, argparse.Namespace], Awaitable[Sequence[Row]]]
 SCENARIOS: dict[str, tuple[Scenario, Callable[[argparse.Namespace], list[str]]]] = {
     "burst": (lambda at, flags: burst(at, flags.streams, flags.tokens), lambda _: []),
+    "steady": (lambda at, flags: steady(at, flags.streams, flags.tokens), lambda _: []),
     "soak": (lambda at, flags: soak(at, flags.requests, flags.tokens, flags.real), lambda _: []),
     "paths": (lambda at, flags: paths(at, flags.requests), lambda _: []),
     "slow": (
         lambda at, flags: slow_readers(at, flags.readers, flags.tokens, flags.write_timeout),
-        lambda flags: ["--write-timeout", str(flags.write_timeout)],
+        lambda flags: ["--write-timeout", str(flags.write_timeout), "--log-level", "error"],
     ),
 }
 
@@ -241,6 +303,8 @@ SCENARIOS: dict[str, tuple[Scenario, Callable[[argparse.Namespace], list[str]]]]
 def measured(name: str, **flags: Any) -> list[Row]:
     """One scenario before a server of its own."""
     chosen = argparse.Namespace(**vars(_parser().parse_args([name])) | flags)
+    if name == "overhead":
+        return overhead(chosen.rounds, min(chosen.streams, 64), chosen.tokens)
     scenario, server_flags = SCENARIOS[name]
 
     async def run(at: Server) -> list[Row]:
@@ -252,11 +316,12 @@ def measured(name: str, **flags: Any) -> list[Row]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("scenario", choices=list(SCENARIOS))
+    parser.add_argument("scenario", choices=[*SCENARIOS, "overhead"])
     parser.add_argument("--real", action="store_true", help="the bundled checkpoint's worker, with pictures")
     parser.add_argument("--streams", type=int, default=2000)
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--readers", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--tokens", type=int, default=50)
     parser.add_argument("--write-timeout", type=float, default=5.0)
     return parser
@@ -264,7 +329,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     flags = _parser().parse_args()
-    rows = measured(**{("name" if name == "scenario" else name): value for name, value in vars(flags).items()})
+    rows = measured(flags.scenario, **{name: value for name, value in vars(flags).items() if name != "scenario"})
     show(f"{flags.scenario}, {'real' if flags.real else 'scripted'} worker", rows)
     sys.exit(any(row.met is False for row in rows))
 

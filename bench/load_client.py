@@ -43,7 +43,11 @@ def stream_body(tokens: int, picture: bool = False) -> dict[str, Any]:
 
 
 async def ask(
-    port: int, body: dict[str, Any], leave_after_frames: int | None = None, bytes_per_s: int | None = None
+    port: int,
+    body: dict[str, Any],
+    leave_after_frames: int | None = None,
+    bytes_per_s: int | None = None,
+    key: str = "none",
 ) -> Answer:
     """`leave_after_frames`: 0 leaves once it has asked."""
     async with asyncio.timeout(_LIMIT_S):
@@ -54,7 +58,7 @@ async def ask(
         await asyncio.get_running_loop().sock_connect(connection, ("127.0.0.1", port))
         reader, writer = await asyncio.open_connection(sock=connection, limit=4096 if bytes_per_s else 2**16)
         try:
-            writer.write(_request(body))
+            writer.write(_request(body, key))
             return await _read(reader, leave_after_frames, bytes_per_s)
         finally:
             writer.transport.abort()
@@ -68,8 +72,6 @@ async def _read(reader: asyncio.StreamReader, leave_after_frames: int | None, by
         while data := await reader.read(bytes_per_s or 65536):
             received += data
             if leave_after_frames is not None and received.count(_FRAME) >= leave_after_frames:
-                break
-            if received.endswith(b"0\r\n\r\n") or (b"Content-Length" in received and received.endswith(b"}}")):
                 break
             if bytes_per_s is not None:
                 await asyncio.sleep(1.0)
@@ -88,9 +90,16 @@ def _understood(received: bytes) -> Answer:
     return Answer(int(head[9:12]), text, is_whole, retry_after[1].decode() if retry_after else None)
 
 
-def _request(body: dict[str, Any]) -> bytes:
+def _request(body: dict[str, Any], key: str) -> bytes:
     text = json.dumps(body).encode()
-    lines = (f"POST {_PATH} HTTP/1.1", "Host: x", "Content-Type: application/json", f"Content-Length: {len(text)}")
+    lines = (
+        f"POST {_PATH} HTTP/1.1",
+        "Host: x",
+        "Connection: close",
+        f"Authorization: Bearer {key}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(text)}",
+    )
     return "\r\n".join((*lines, "", "")).encode() + text
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
@@ -51,6 +51,7 @@ class Gateway:
     chances: SecondChances
     metrics: Metrics
     started: int  # unix time
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # of work on the event loop that takes its time
 
     @property
     def model(self) -> str:
@@ -84,7 +85,8 @@ class Body:
     async def run(self, work: Callable[[], Result]) -> Result:
         """CPU work that grows with the body."""
         if len(self.raw) <= _LONG_BODY_BYTES:
-            return work()
+            async with self.gateway.turn:  # a burst of requests leaves others their turn between any two of them
+                return work()
         return await asyncio.to_thread(work)
 
     async def attended(self, work: Coroutine[Any, Any, Result]) -> Result:
