@@ -186,7 +186,9 @@ def _check_together(settings: Settings) -> None:
         raise SettingsError("--worker-python starts a worker, --worker connects to one: give one of them")
     if settings.max_concurrency_per_key is not None and not settings.keys:
         raise SettingsError("--max-concurrency-per-key needs --api-key or --api-key-file")
-    if settings.otlp_traces_endpoint is not None and find_spec("opentelemetry") is None:
+    # FastAPI brings the API of OpenTelemetry, which alone makes no traces.
+    has_sdk = find_spec("opentelemetry") is not None and find_spec("opentelemetry.sdk") is not None
+    if settings.otlp_traces_endpoint is not None and not has_sdk:
         raise SettingsError("--otlp-traces-endpoint needs OpenTelemetry: pip install 'dots3[tracing]'")
     for key in settings.keys:
         if not key.isascii() or not key.isprintable() or " " in key:
