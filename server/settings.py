@@ -112,7 +112,7 @@ class Settings:
         """All keys that clients may use; empty: none is asked for."""
         if self.api_key_file is None:
             return self.api_key
-        lines = Path(self.api_key_file).read_text(encoding="utf-8").splitlines()
+        lines = Path(self.api_key_file).read_text(encoding="utf-8", errors="surrogateescape").splitlines()
         return (*self.api_key, *(line.strip() for line in lines if line.strip() and not line.startswith("#")))
 
 
@@ -184,6 +184,9 @@ def _check_together(settings: Settings) -> None:
         raise SettingsError("--ssl-certfile and --ssl-keyfile are only of use together")
     if settings.worker and settings.worker_python is not None:
         raise SettingsError("--worker-python starts a worker, --worker connects to one: give one of them")
+    if settings.api_key_file is not None and not settings.keys:
+        # Whoever names a file wants the server locked.
+        raise SettingsError(f"--api-key-file {settings.api_key_file}: must hold at least one key, a line each")
     if settings.max_concurrency_per_key is not None and not settings.keys:
         raise SettingsError("--max-concurrency-per-key needs --api-key or --api-key-file")
     # FastAPI brings the API of OpenTelemetry, which alone makes no traces.

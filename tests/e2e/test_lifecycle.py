@@ -4,6 +4,7 @@ import http.client
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import threading
@@ -250,6 +251,19 @@ def test_keys_are_asked_for_and_the_socket_may_be_a_file(start_server: Start, tm
     assert "abc" not in "".join(server.said) + server.log.read_text()
     assert server.terminate() == 0
     assert not os.path.exists(path)
+
+
+def test_with_a_certificate_https_is_served_and_nothing_else(start_server: Start) -> None:
+    folder = ROOT / "tests" / "fixtures" / "tls"
+    server = start_server("--ssl-certfile", str(folder / "cert.pem"), "--ssl-keyfile", str(folder / "key.pem"))
+    assert server.url.startswith("https://")
+    with httpx.Client(verify=ssl.create_default_context(cafile=folder / "cert.pem"), base_url=server.url) as client:
+        body = LONG | {"stream": True, "max_tokens": 5}
+        assert events(client.post("/v1/completions", json=body, timeout=60).iter_lines())[-1] == "[DONE]"
+        with pytest.raises(httpx.HTTPError):
+            httpx.get(server.url.replace("https", "http") + "/livez")
+        assert client.get("/livez").status_code == 200
+    assert server.terminate() == 0
 
 
 def test_a_worker_alone_serves_a_gateway_that_connects(start_server: Start, tmp_path: Path) -> None:

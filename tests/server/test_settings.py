@@ -50,6 +50,7 @@ def test_the_environment_may_name_the_file(tmp_path: Path) -> None:
         ({"quantization": "fp8"}, {}, ["--quantization", "fp8"]),
         ({"tensor_parallel_size": 2}, {}, ["--tensor-parallel-size", "2"]),
         ({"ssl_certfile": __file__}, {}, ["--ssl-certfile", "--ssl-keyfile"]),
+        ({"otlp_traces_endpoint": "collector:4318"}, {}, ["--otlp-traces-endpoint", "'collector:4318'"]),
         ({"max_concurrency_per_key": 2}, {}, ["--max-concurrency-per-key", "--api-key"]),
         ({"config": "/nowhere/at/all"}, {}, ["/nowhere/at/all"]),
     ],
@@ -82,6 +83,12 @@ def test_keys_come_from_flags_and_file_and_are_never_shown(tmp_path: Path) -> No
     settings = load_settings({"api_key": ["secret-a"], "api_key_file": str(file)}, {})
     assert settings.keys == ("secret-a", "secret-b")
     assert "secret" not in repr(settings)
+    file.write_text("# none yet\n")
+    with pytest.raises(SettingsError, match="must hold at least one key"):
+        load_settings({"api_key_file": str(file)}, {})
+    file.write_bytes(b"secret-\xff\n")
+    with pytest.raises(SettingsError, match="printable ASCII"):
+        load_settings({"api_key_file": str(file)}, {})
     for environ in ({"DOTS3_API_KEY": "secret with spaces"}, {"DOTS3_API_KEYS": "secret"}):
         with pytest.raises(SettingsError) as caught:
             load_settings({}, environ)
