@@ -117,8 +117,9 @@ class AudioEncoder:
         for convolution in self._convolutions:
             strip = F.gelu(F.conv2d(strip, *convolution, stride=2, padding=1))
             starts, valid, end = [start // 2 for start in starts], [(frames + 1) // 2 for frames in valid], end // 2
-            # A convolution of nothing is not nothing, and the next one would see it.
-            strip *= _mask(starts, valid, end).to(weight)
+            # A convolution of nothing is not nothing, and the next one would see it. Filled, not multiplied: what one
+            # sound has of infinities must not get into its neighbour.
+            strip.masked_fill_(~_mask(starts, valid, end).to(strip.device), 0.0)
             if on_layer is not None:
                 on_layer()
         rows = strip[0].permute(2, 0, 1).flatten(1)  # [frames / 8, channels · bands / 8]

@@ -97,6 +97,14 @@ def test_a_chunk_does_not_hear_its_neighbours(pair: Pair) -> None:
     torch.testing.assert_close(pair.encoder.forward([*quiet, *loud])[:10], alone, rtol=1e-5, atol=1e-5)
 
 
+def test_numbers_that_are_none_stay_in_their_chunk(pair: Pair) -> None:
+    sane, broken = chunks_of(sound(12_800, 1)), chunks_of(sound(25_600, 2))
+    broken[0].mel[5, -1] = float("nan")
+    broken[0].mel[6, 0] = float("inf")
+    rows = pair.encoder.forward([*broken, *sane, *broken])
+    torch.testing.assert_close(rows[20:30], pair.encoder.forward(sane), rtol=1e-5, atol=1e-5)
+
+
 def test_every_layer_tells_of_itself(pair: Pair) -> None:
     calls: list[int] = []
     pair.encoder.forward(chunks_of(sound(500)), lambda: calls.append(1))
