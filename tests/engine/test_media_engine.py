@@ -82,8 +82,9 @@ class Answer:
         return self.end.cached_tokens
 
     def logprobs(self) -> torch.Tensor:
-        """[prompt tokens but the first, VOCAB], after the token before each."""
-        rows = torch.full((len(self.prompt_logprobs) - 1, VOCAB), float("nan"))
+        """[prompt tokens but the first, vocabulary], after the token before each."""
+        assert self.prompt_logprobs[1] is not None
+        rows = torch.full((len(self.prompt_logprobs) - 1, len(self.prompt_logprobs[1].top_ids)), float("nan"))
         for row, entry in zip(rows, self.prompt_logprobs[1:], strict=True):
             assert entry is not None
             row[list(entry.top_ids)] = torch.tensor(entry.top_logprobs)
@@ -155,12 +156,12 @@ def submit(
     pieces: Pieces,
     max_tokens: int = 4,
     *,
-    whole: bool = False,
+    whole: int | None = None,
     ids: tuple[int, int] = (IMAGE_ID, AUDIO_ID),
 ) -> Submit:
-    """`whole`: with all log-probabilities at all prompt tokens."""
+    """`whole`: with all log-probabilities at all prompt tokens, of this vocabulary."""
     prompt_ids, items, data = prompt_of(pieces, ids)
-    sampling = Sampling(max_tokens=max_tokens, temperature=0.0, prompt_logprobs=VOCAB if whole else None)
+    sampling = Sampling(max_tokens=max_tokens, temperature=0.0, prompt_logprobs=whole)
     return Submit(name, prompt_ids, sampling, media=items, media_data=MediaData(len(data), inline=data))
 
 
@@ -209,14 +210,14 @@ def check_rows(answer: Answer, theirs: torch.Tensor) -> None:
     ids=["at once", "in chunks", "least cache"],
 )
 def test_every_row_is_that_of_the_reference(model: Model, settings: dict[str, int]) -> None:
-    (answer,) = Engine(model.folder, **settings).answer(submit("r", MIXED, whole=True))
+    (answer,) = Engine(model.folder, **settings).answer(submit("r", MIXED, whole=VOCAB))
     check_rows(answer, expected(model, MIXED))
     check_greedy(model, MIXED, answer)
 
 
 def test_a_sound_of_more_than_a_minute(model: Model) -> None:
     pieces = [text(3), sound(60 * 16_000 + 30_000), text(4)]
-    (answer,) = Engine(model.folder, max_num_batched_tokens=300).answer(submit("r", pieces, 2, whole=True))
+    (answer,) = Engine(model.folder, max_num_batched_tokens=300).answer(submit("r", pieces, 2, whole=VOCAB))
     check_rows(answer, expected(model, pieces))
 
 
@@ -269,7 +270,8 @@ def test_the_bundled_checkpoint() -> None:
     )
     shade = np.linspace(0, 255, 56 * 84 * 3).reshape(56, 84, 3).astype(np.uint8)
     pieces = [text(20), shade, text(6, 1), sound(30_000), text(5, 2), picture(8, 11), text(4, 3)]
-    (answer,) = Engine(BUNDLED, max_num_batched_tokens=50).answer(submit("r", pieces, 6, ids=model.ids))
+    (answer,) = Engine(BUNDLED, max_num_batched_tokens=50).answer(submit("r", pieces, 6, whole=3072, ids=model.ids))
+    check_rows(answer, expected(model, pieces))
     check_greedy(model, pieces, answer)
 
 
@@ -290,7 +292,7 @@ def test_a_prefix_is_found_across_equal_media_and_not_across_others(model: Model
 def test_items_of_equal_identity_are_encoded_once(model: Model) -> None:
     """So the data of the second are never looked at."""
     pieces = [text(2), picture(3, 3), text(2, 1), picture(3, 3), text(5, 2)]
-    honest = submit("a", pieces, whole=True)
+    honest = submit("a", pieces, whole=VOCAB)
     _, items, data = prompt_of(pieces)
     half = len(data) // 2
     assert items[0].identity == items[1].identity
