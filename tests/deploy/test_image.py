@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +16,7 @@ import yaml
 
 from tests.deploy.container import Container
 from tests.deploy.images import Images
-from tests.deploy.tools import CACHE, ROOT, call, installed
+from tests.deploy.tools import CACHE, ROOT, call, free_port, installed
 
 pytestmark = pytest.mark.slow
 
@@ -49,11 +48,6 @@ def start(images: Images) -> Iterator[StartContainer]:
     yield begin
     for container in reversed(running):
         container.close()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def wait_until_ready(container: Container, url: str) -> float:

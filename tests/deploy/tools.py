@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -55,6 +56,11 @@ def unpacked(program: str, package: str) -> Path:
         [archive] = folder.glob(f"{package}_*.deb")
         call("dpkg", "-x", archive, CACHE / package)
     return found
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
 
 
 @contextmanager
