@@ -1,4 +1,4 @@
-"""A decoding process: `python -m multimodal.decoder DESCRIPTOR BYTES`, with a socket that jobs come from.
+"""A decoding process: `python -m multimodal.decoder DESCRIPTOR BYTES NICENESS`, with a socket that jobs come from.
 
 It is given files that strangers made, so it has little: a limit on its memory, no core file, a low priority, and it
 ends with its gateway. Whoever gave a job watches the time. Knows nothing of requests.
@@ -38,7 +38,6 @@ from multimodal.film_file import FrameMissingError
 from multimodal.image import num_image_tokens, plan_size, resize, upright_rgb
 from multimodal.sound_file import read_sound
 
-_NICE = 10  # whoever waits for a token comes first
 _DESCRIPTORS = 64
 
 
@@ -49,6 +48,7 @@ class _Done(NamedTuple):
 
 def main() -> None:
     channel = socket.socket(fileno=int(sys.argv[1]))
+    os.nice(int(sys.argv[3]))
     _limit(memory_bytes=int(sys.argv[2]))
     # Pillow warns of large pictures; which ones are refused is decided here.
     warnings.simplefilter("ignore")
@@ -64,7 +64,6 @@ def main() -> None:
 
 
 def _limit(memory_bytes: int) -> None:
-    os.nice(_NICE)
     for what, most in (
         (resource.RLIMIT_AS, memory_bytes),
         (resource.RLIMIT_CORE, 0),

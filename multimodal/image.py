@@ -11,7 +11,6 @@ import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -220,18 +219,9 @@ def order_patches(rgb: NDArray[np.uint8], patch_size: int = 14, merge_size: int 
 
 def normalise(patches: NDArray[np.uint8], limits: ImageLimits) -> NDArray[np.float32]:
     """Ordered patches -> model input: (value / 255 - mean) / std of each channel, in float32."""
-    table = _normalised_values(limits.mean, limits.std)
+    mean, std = (np.asarray(values)[:, None] for values in (limits.mean, limits.std))
+    scale, offset = (1 / (255 * std)).astype(np.float32), (-mean / std).astype(np.float32)
     channels = patches.reshape(-1, CHANNELS, limits.patch_size**2)
-    out = np.empty(channels.shape, dtype=np.float32)
-    for channel in range(CHANNELS):
-        out[:, channel] = table[channel][channels[:, channel]]
+    out: NDArray[np.float32] = np.multiply(channels, scale, dtype=np.float32)
+    out += offset
     return out.reshape(patches.shape)
-
-
-@lru_cache(maxsize=8)
-def _normalised_values(mean: tuple[float, ...], std: tuple[float, ...]) -> NDArray[np.float32]:
-    """[channel, 256]: the normalised value of every grey level."""
-    levels = np.arange(256, dtype=np.float32)[None] / np.float32(255)
-    mean_column = np.asarray(mean, dtype=np.float32)[:, None]
-    std_column = np.asarray(std, dtype=np.float32)[:, None]
-    return ((levels - mean_column) / std_column).astype(np.float32)

@@ -24,6 +24,7 @@ from multimodal.file_limits import DEFAULT_LIMITS, FileLimits
 
 # Times in containers are rounded, to a millisecond or worse: only a larger step is a gap or a jump back.
 _JITTER_S = 0.1
+_PLANES_READ = 8
 _MIXED_AT_ONCE = 1 << 18  # samples
 _OPEN_LENGTH = 0xFFFFFFFF  # written by programs that write to a pipe
 
@@ -41,28 +42,28 @@ class _Run:
     rate: int
     pieces: list[NDArray[np.float32]] = field(default_factory=list)
     num_samples: int = 0
-    _unmixed: list[NDArray[np.float32]] = field(default_factory=list)  # [samples, channels] each
+    _unmixed: list[NDArray[np.float32]] = field(default_factory=list)  # [channels, samples] each
     _num_unmixed: int = 0
 
     @property
     def end_s(self) -> float:
         return self.start_s + self.num_samples / self.rate
 
-    def append(self, packed: NDArray[np.float32]) -> None:
+    def append(self, planes: NDArray[np.float32]) -> None:
         """Mixed in large pieces: frames are short, and each step over one costs as much as its arithmetic."""
-        if self._unmixed and self._unmixed[0].shape[1] != packed.shape[1]:
+        if self._unmixed and len(self._unmixed[0]) != len(planes):
             self.mix()
-        self._unmixed.append(packed)
-        self.num_samples += len(packed)
-        self._num_unmixed += len(packed)
+        self._unmixed.append(planes)
+        self.num_samples += planes.shape[1]
+        self._num_unmixed += planes.shape[1]
         if self._num_unmixed > _MIXED_AT_ONCE:
             self.mix()
 
     def mix(self) -> None:
         """To the mean of the channels; what is no number becomes silence."""
         if self._unmixed:
-            packed = np.concatenate(self._unmixed)
-            self.pieces.append(np.nan_to_num(packed, copy=False, nan=0.0, posinf=0.0, neginf=0.0).mean(axis=1))
+            planes = np.concatenate(self._unmixed, axis=1)
+            self.pieces.append(np.nan_to_num(planes, copy=False, nan=0.0, posinf=0.0, neginf=0.0).mean(axis=0))
             self._unmixed, self._num_unmixed = [], 0
 
 
@@ -95,18 +96,18 @@ def _told_by_wav_s(data: bytes) -> float:
 def read_track(container: InputContainer, stream: AudioStream, limits: FileLimits = DEFAULT_LIMITS) -> SoundTrack:
     """Gaps are silence. ValueError where nothing can be decoded."""
     runs: list[_Run] = []
-    packer = _Packer()
+    reader = _Reader()
     for frame in sound_frames(container, stream):
         if not frame.samples:
             continue
         last = runs[-1] if runs else None
-        start_s = float(frame.pts * frame.time_base) if frame.pts is not None and frame.time_base else None
+        start_s = frame.time
         if start_s is None:
             start_s = last.end_s if last else 0.0
         if last is None or last.rate != frame.sample_rate or abs(start_s - last.end_s) > _JITTER_S:
             last = _Run(start_s, frame.sample_rate)
             runs.append(last)
-        last.append(packer.packed(frame))
+        last.append(reader.planes(frame))
         limits.check_duration(last.end_s - runs[0].start_s, "sound")
     if not runs:
         raise ValueError("the sound holds no sample that can be decoded")
@@ -134,19 +135,20 @@ def _resample(run: _Run) -> NDArray[np.float32]:
     return np.pad(resampled, (0, wanted - resampled.size))
 
 
-class _Packer:
-    """Frames of any sample format -> float32 [samples, channels]."""
+class _Reader:
+    """Frames of any sample format -> float32 [channels, samples]."""
 
     def __init__(self) -> None:
         self._converters: dict[tuple[str, str, int], AudioResampler] = {}
 
-    def packed(self, frame: AudioFrame) -> NDArray[np.float32]:
-        # Always packed before it is read: PyAV reads past the list of planes of a planar frame with 8 channels or more.
+    def planes(self, frame: AudioFrame) -> NDArray[np.float32]:
+        channels = frame.layout.nb_channels
+        # PyAV reads past the list of planes of a planar frame with 8 channels or more.
+        if frame.format.name == "fltp" and channels < _PLANES_READ:
+            return np.asarray(frame.to_ndarray(), dtype=np.float32)
         kind = (frame.format.name, frame.layout.name, frame.sample_rate)
         if kind not in self._converters:
             self._converters[kind] = AudioResampler(format="flt")
-        packed = self._converters[kind].resample(frame)
-        samples: NDArray[np.float32] = np.concatenate(
-            [part.to_ndarray().reshape(-1, frame.layout.nb_channels) for part in packed]
-        )
+        parts = [part.to_ndarray().reshape(-1, channels).T for part in self._converters[kind].resample(frame)]
+        samples: NDArray[np.float32] = np.concatenate(parts, axis=1)
         return samples

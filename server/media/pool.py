@@ -40,6 +40,7 @@ class PoolLimits:
     num_processes: int
     memory_bytes: int = 4 * 2**30  # of address space, a third of a gigabyte of which is code
     timeout_s: float = 120.0  # for one job
+    niceness: int = 10  # whoever waits for a token comes first
 
 
 def default_pool_limits() -> PoolLimits:
@@ -119,8 +120,9 @@ class _Decoder:
 
     def start(self) -> None:
         with self._theirs as theirs:
+            arguments = (theirs.fileno(), self._limits.memory_bytes, self._limits.niceness)
             self._process = subprocess.Popen(
-                [sys.executable, "-m", _MODULE, str(theirs.fileno()), str(self._limits.memory_bytes)],
+                [sys.executable, "-m", _MODULE, *map(str, arguments)],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
