@@ -1,8 +1,8 @@
 """Tools with their schemas → a grammar of calls in the model's own format, as the template renders them.
 
-A value is kept so that its reader ends it where the grammar does: text may hold any tag but those that would be read as
-markup at that place. (Inside JSON such tags are not looked for; a string there that holds a whole run of closing and
-opening tags would be cut.) Parameters come in any order, each at most once.
+A value is kept so that its reader ends it where the grammar does: text may hold any tag but those that could be read as
+markup. (Inside JSON such tags are not looked for; a string there that holds a whole run of closing and opening tags
+would be cut.) Parameters come in any order, each at most once.
 """
 
 from __future__ import annotations
@@ -23,25 +23,20 @@ _OPENS_INVOKE, _BEHIND_NAME = '\n<invoke name="', '">\n'
 _TRACKED = 60  # parameters whose place in a 64-bit number says whether they were given
 _LONGEST_NAME = 1000
 
-# Text is cut before each `<`, so that it is free but for what follows one. CLOSED is a parameter's closing tag, which
-# is text unless a tag follows that makes it count. MID is text that does not end a line: where one begins, a parameter
-# tag would open the next value. A piece that is the mere beginning of a forbidden one is forbidden too, or else the
-# rest of it could follow as the next piece.
+# Text is cut before each `<`, so that each piece is free once it has begun: only then are masks cheap. A piece that is
+# the mere beginning of a forbidden one is forbidden too, or else the rest of it could follow as the next piece. Behind
+# a closing tag no `</invoke>` may stand, for both together would end the call; and where `</parameter>`, a line break
+# and `<` follow each other, they are the value's end.
 _TEXT = r"""
-text: | text PLAIN | text TAG | mid PARAMETER
-mid: text PLAIN_MID | text TAG_MID | mid PARAMETER_MID
-PLAIN: /[^<]+/
-PLAIN_MID: /[^<]*[^<\n]/
-PARAMETER: /<parameter[ \t\r\n][^<]*/
-PARAMETER_MID: /<parameter[ \t\r\n]([^<]*[^<\n])?/
-CLOSED: /<\/parameter>[ \t\r\n]*/
-TAG: (CLOSED* /<[^<]*/) & ~(CLOSED* /<parameter([ \t\r\n](?s:.*))?/) & ~(CLOSED+ (/<\/invoke(>(?s:.*))?/)?) & ~OWN_TAG
-TAG_MID: TAG & /(?s:.*[^\n])/
-OWN_TAG: CLOSED* /<(invoke([ \t\r\n=](?s:.*))?|dots_function_call(>(?s:.*))?)/
-TEXT_END: CLOSED* "</parameter>\n</invoke>"
-TEXT_MORE: CLOSED* "</parameter>\n<parameter name=\""
-text_end[lazy]: TEXT_END
-text_more[lazy]: TEXT_MORE
+text: open | closed
+open: BEGIN | open TAG | closed TAG
+closed: open CLOSER | closed CLOSER_BEHIND
+BEGIN: /">\n[^<]*/
+TAG: /<([^\/<][^<]*)?/ & ~/<(parameter|invoke)([ \t\r\n=](?s:.*))?|<dots_function_call(>(?s:.*))?/
+CLOSER: /<\/[^<]*/
+CLOSER_BEHIND: CLOSER & ~/<\/invoke(>(?s:.*))?/
+text_end: "</parameter>\n</invoke>"
+text_more: "</parameter>\n<parameter name=\""
 """
 # What ends other values. Text that an expression describes holds no tag at all, which keeps the automaton small.
 _WHOLE = r"""
@@ -56,8 +51,9 @@ NAME: /[^"<>\x00-\x20]{1,100}/
 """
 # Between calls. An invoke tag outside of a block would be read as a call all the same.
 _FREE = r"""
-free: FREE |
-FREE: /(?s:.+)/ & ~/(?s:.*)<invoke[ \t\r\n=](?s:.*)/
+free: | free FREE | free FREE_TAG
+FREE: /[^<]+/
+FREE_TAG: /<[^<]*/ & ~/<invoke([ \t\r\n=](?s:.*))?/
 """
 _NEWLINES = r"""
 newlines: "\n" | "\n\n" | "\n\n\n" |
@@ -124,7 +120,8 @@ class _Writer:
 
     def function(self, number: int, function: Mapping[str, Any], level: int) -> str:
         """The alternatives for it, from its name on."""
-        head = literal(_name(function["name"], "function") + _BEHIND_NAME)
+        _check_name(function["name"], "function")
+        head = literal(function["name"] + _BEHIND_NAME)
         if level == 2:
             self.lines += _any_arguments(f"f{number}")
             return f"{head} f{number}_first"
@@ -153,33 +150,33 @@ class _Writer:
         names = []
         endings: dict[str, None] = {}
         for place, name in enumerate(order):
-            head = literal(_name(name, "parameter") + _BEHIND_NAME)
+            _check_name(name, "parameter")
             given, free = (f"set_bit({place})", f" %if bit_clear({place})") if place < _TRACKED else ("_", "")
-            for body, ending in self._values(schema, shape.schemas[name], lenient):
+            for behind, body, ending in self._values(schema, shape.schemas[name], lenient):
                 endings[ending] = None
-                names.append(f"{head} {body} {prefix}_{ending}::{given}{free}")
+                names.append(f"{literal(name + behind)} {body} {prefix}_{ending}::{given}{free}")
         return [
             f"{prefix}_first::_: {literal('</invoke>')}{done} | {_OPENS_PARAMETER} {prefix}_name::_",
             f"{prefix}_name::_: {' | '.join(names)}",
             *(f"{prefix}_{one}::_: {one}_end{done} | {one}_more {prefix}_name::_{left}" for one in endings),
         ]
 
-    def _values(self, schema: Schema, parts: tuple[Any, ...], lenient: bool) -> list[tuple[str, str]]:
-        """What stands between the tags, each with the name of what ends it."""
+    def _values(self, schema: Schema, parts: tuple[Any, ...], lenient: bool) -> list[tuple[str, str, str]]:
+        """What stands behind the parameter's name: what is literal, the body, and the name of what ends it."""
         part = parts[0] if len(parts) == 1 else {"allOf": list(parts)}
         types = schema.types(part)
         text = string_text(schema, part, lenient)
         others = [name for name in JSON_TYPES if name in types and not (name == "integer" and "number" in types)]
         if text == ANY_TEXT and (not others or schema.only_types(part)):
-            return [("text", "text")]  # that may well read as a value of another type that is allowed, too
+            return [("", "text", "text")]  # that may well read as a value of another type that is allowed, too
         if (choices := _scalars(part, types)) is not None:
-            return [("", self._text(one_of(choices)))]
+            return [(_BEHIND_NAME, "", self._text(one_of(choices)))]
         values = []
         if text is not None:
             excluded = [f"~/{_BEGINNINGS[name]}(?s:.*)/" for name in others]
-            values.append(("", self._text(" & ".join((text, "TAGLESS", *excluded)))))
+            values.append((_BEHIND_NAME, "", self._text(" & ".join((text, "TAGLESS", *excluded)))))
         if others:
-            values.append((self._json_body(schema, part, others, lenient), "json"))
+            values.append((_BEHIND_NAME, self._json_body(schema, part, others, lenient), "json"))
         if not values:
             raise GrammarError("a parameter has a schema that no value matches")
         return values
@@ -223,15 +220,14 @@ def _scalars(part: Any, types: frozenset[str]) -> list[str] | None:
 def _any_arguments(prefix: str) -> list[str]:
     return [
         f"{prefix}_first: {literal('</invoke>')} | {_OPENS_PARAMETER} {prefix}_name",
-        f"{prefix}_name: NAME {literal(_BEHIND_NAME)} text {prefix}_text",
+        f"{prefix}_name: NAME text {prefix}_text",
         f"{prefix}_text: text_end | text_more {prefix}_name",
     ]
 
 
-def _name(name: str, kind: str) -> str:
+def _check_name(name: str, kind: str) -> None:
     if not name or len(name) > _LONGEST_NAME or any(char in name for char in '"\n<>'):
         raise GrammarError(
             f'the name of a {kind} must have 1 to {_LONGEST_NAME} characters and none of " < > or a line break, '
             f"got {json.dumps(name[:100])}"
         )
-    return name

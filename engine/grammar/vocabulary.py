@@ -25,7 +25,7 @@ class Vocabulary:
 
     def __init__(self, folder: Path, vocab_size: int) -> None:
         text = (folder / "tokenizer.json").read_text(encoding="utf-8")
-        self._control = {entry["content"]: int(entry["id"]) for entry in json.loads(text)["added_tokens"]}
+        self._control = {entry["content"]: int(entry["id"]) for entry in json.loads(text).get("added_tokens", ())}
         self.end_id = self.control_id(_END_OF_TEXT)
         self.tokens = LLTokenizer(text, n_vocab=vocab_size, eos_token=self.end_id, slices=_CLASSES)
         self.size: int = self.tokens.vocab_size

@@ -11,14 +11,14 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 
 from engine.grammar.judging import Judge
 from engine.grammar.limits import GrammarError
-from engine.grammar.matcher import CompiledGrammar
+from engine.grammar.matcher import CompiledGrammar, Matcher
 from engine.grammar.vocabulary import Vocabulary
 from engine.runtime.mailroom import Compiled
 from engine.wire.grammar import Rule
@@ -41,26 +41,36 @@ class Grammars:
             self._judges.put(judge)
         self._vocabulary = self._threads.submit(Vocabulary, folder, vocab_size)
         self._cache = Cache()
+        self._threads.submit(self._warm)
 
     def compile(self, submit: Submit, done: Callable[[Compiled], None]) -> None:
         """Calls `done`, from another thread, with a matcher for each choice or the reason why there is none."""
-        self._threads.submit(self._answer, submit, time.monotonic(), done)
+        job = self._threads.submit(self._matchers, submit, time.monotonic())
+        job.add_done_callback(lambda ended: None if ended.cancelled() else done(_compiled(submit, ended)))
 
     def close(self) -> None:
         for judge in self._all_judges:
             judge.close()
         self._threads.shutdown(cancel_futures=True)
 
-    def _answer(self, submit: Submit, since: float, done: Callable[[Compiled], None]) -> None:
-        assert submit.grammar is not None
+    def _warm(self) -> None:
+        """So that the first request does not wait for a judge to read the vocabulary."""
+        if (error := self._vocabulary.exception()) is not None:
+            log.warning("no answer can be held to a grammar: %s", error)
+            return
+        judge = self._judges.get()
         try:
-            grammar = self._grammar(submit.grammar.rule, since)
-            stop_ids, begins = submit.sampling.stop_token_ids, submit.grammar.begins
-            matchers = tuple(grammar.matcher(begins, stop_ids) for _ in range(submit.n))
-        except (GrammarError, OSError, ValueError) as error:
-            done(Compiled(submit, (), str(error)))
-        else:
-            done(Compiled(submit, matchers))
+            judge.start()
+        except GrammarError as error:
+            log.warning("a judge of grammars did not start: %s", error)
+        finally:
+            self._judges.put(judge)
+
+    def _matchers(self, submit: Submit, since: float) -> tuple[Matcher, ...]:
+        assert submit.grammar is not None
+        grammar = self._grammar(submit.grammar.rule, since)
+        stop_ids, begins = submit.sampling.stop_token_ids, submit.grammar.begins
+        return tuple(grammar.matcher(begins, stop_ids) for _ in range(submit.n))
 
     def _grammar(self, rule: Rule, since: float) -> CompiledGrammar:
         key = msgspec.msgpack.encode(rule)
@@ -83,6 +93,15 @@ class Grammars:
             return error
         finally:
             self._judges.put(judge)
+
+
+def _compiled(submit: Submit, ended: Future[tuple[Matcher, ...]]) -> Compiled:
+    error = ended.exception()
+    if error is None:
+        return Compiled(submit, ended.result())
+    if not isinstance(error, GrammarError):
+        log.error("the grammar of %s could not be compiled", submit.request_id, exc_info=error)
+    return Compiled(submit, (), str(error))
 
 
 class Cache:

@@ -83,8 +83,8 @@ CITY = (("city", "Rome"), ("unit", "C"))
         call(*CITY, ("any", '{"x": [1]}'), ("tags", '["a", "b"]')),
         call(("city", ""), ("unit", "F")),
         call(("city", "\n\n two lines \n"), ("unit", "F")),
-        call(("city", '<x>\n <parameter name="q">y</parameter>\n</x>\n</invoke>\n<b>'), ("unit", "F")),
-        call(("city", "</parameter>\n</foo>x</parameter>"), ("unit", "F")),
+        call(("city", "<x>y</parameter></x>\n<b>\n</invoke>\n<b>"), ("unit", "F")),
+        call(("city", "</parameter> \n</foo>x</parameter> x"), ("unit", "F")),
         call(("city", "<parameter>\n<parameters>\n<inv>"), ("unit", "F")),
     ],
 )

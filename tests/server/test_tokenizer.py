@@ -1,63 +1,27 @@
-"""Ids against those of the released tokenizer, rebuilt from the vocabulary that it shares with Qwen's."""
+"""Ids against those of the released tokenizer."""
 
-import base64
 import json
 import re
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tokenizers
-from tokenizers import AddedToken, models
+from tokenizers import AddedToken
 
 from server.chat_template import ChatTemplate
 from server.tokenizer import Tokenizer
-from training.tokenizer import SPECIAL_TOKENS, qwen2_kind
+from tests.support.released_tokenizer import RELEASED_IDS, released_backend
+from training.tokenizer import SPECIAL_TOKENS
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "chat"
 BUNDLED = Path(__file__).parents[2] / "models" / "dots3-note-tiny"
 CASES = json.loads((FIXTURES / "goldens.json").read_text())["cases"]
-RELEASED_IDS = json.loads((FIXTURES / "special_tokens.json").read_text())
-
-
-def _last_merge(token: bytes, ranks: dict[bytes, int]) -> list[bytes]:
-    """The two tokens that `token` was merged from: byte pairs merged in order of rank until two are left."""
-    parts = [bytes([byte]) for byte in token]
-    while len(parts) > 2:
-        best = min(range(len(parts) - 1), key=lambda place: ranks.get(parts[place] + parts[place + 1], ranks[token]))
-        parts[best : best + 2] = [parts[best] + parts[best + 1]]
-    return parts
-
-
-def _letters() -> dict[int, str]:
-    """Byte-level BPE writes each byte as one printable letter: itself where it is one, else from 256 on."""
-    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    others = [byte for byte in range(256) if byte not in printable]
-    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + place) for place, byte in enumerate(others)}
 
 
 @pytest.fixture(scope="module")
 def released() -> Tokenizer:
-    package = find_spec("dashscope")
-    assert package is not None, "the test requirements are not installed: dashscope carries Qwen's vocabulary"
-    assert package.submodule_search_locations is not None
-    ranks = {}
-    for line in (Path(package.submodule_search_locations[0]) / "resources/qwen.tiktoken").read_bytes().splitlines():
-        token, rank = line.split()
-        ranks[base64.b64decode(token)] = int(rank)
-    letters = _letters()
-    spelled = {token: "".join(letters[byte] for byte in token) for token in ranks}
-    merges = [_last_merge(token, ranks) for token in ranks if len(token) > 1]
-    model = models.BPE(
-        vocab={spelled[token]: rank for token, rank in ranks.items()},
-        merges=[(spelled[left], spelled[right]) for left, right in merges],
-    )
-    backend = qwen2_kind(model)
-    names = {number: name for name, number in RELEASED_IDS.items() if isinstance(number, int)}
-    numbers = range(len(ranks), max(names) + 1)
-    backend.add_special_tokens([AddedToken(names.get(n, f"<|unknown_{n}|>"), normalized=False) for n in numbers])
-    return Tokenizer(backend)
+    return Tokenizer(released_backend())
 
 
 def _as_segments(text: str) -> list[tuple[str, bool]]:
