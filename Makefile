@@ -24,7 +24,7 @@ DEVICE ?=
 # Passed on as they are: make serve ARGS="--seed 1", make train ARGS="--smoke", make check ARGS="-k tokenizer".
 ARGS ?=
 
-.PHONY: help fmt check test test-slow docker-test test-gpu coverage bench serve train evaluate clean
+.PHONY: help fmt check test test-slow docker-test test-gpu coverage bench bench-gpu serve train evaluate clean
 
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -56,6 +56,10 @@ test-faults: $(VENV)/.test  ## worker death, overload, drain, load: real process
 
 test-gpu: $(VENV)/.test  ## what needs a GPU; a missing GPU is a failure
 	REQUIRE_GPU=1 $(PYTEST) -m gpu $(ARGS)
+
+bench-gpu: $(VENV)/.train  ## every kernel and a slice of the released model on a GPU, beside what the GPU could do at best
+	$(BIN)/python -m bench.bench_kernels $(ARGS)
+	$(BIN)/python -m bench.slice $(ARGS)
 
 coverage: $(VENV)/.test  ## lines and branches that `make test` reaches
 	$(BIN)/coverage run -m pytest -m "not slow and not gpu" $(ARGS)

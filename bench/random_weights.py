@@ -14,9 +14,11 @@ from torch import Tensor
 class RandomWeights:
     """As `engine.model.blocks.Weights`."""
 
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, device: torch.device, dtype: torch.dtype, bias: float = 0.1) -> None:
+        """`bias`: standard deviation of biases."""
         self._device = device
         self._dtype = dtype
+        self._bias = bias
 
     def take(self, name: str, *shape: int) -> Tensor:
         return self._drawn(name, shape).to(self._dtype)
@@ -29,6 +31,8 @@ class RandomWeights:
         noise = torch.randn(shape, generator=generator, device=self._device)
         if name.endswith("embed_tokens.weight"):
             return noise
+        if name.endswith("bias"):
+            return noise.mul_(self._bias)
         if len(shape) == 1:
-            return noise.mul_(0.1).add_(0.0 if name.endswith("bias") else 1.0)
+            return noise.mul_(0.1).add_(1.0)
         return noise.mul_(shape[-1] ** -0.5)

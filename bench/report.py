@@ -60,10 +60,10 @@ def machine(*packages: str) -> dict[str, Any]:
     }
 
 
-def keep(name: str, facts: dict[str, Any], figures: dict[str, Any]) -> Path:
-    """Written where README's figures come from; a spread becomes an object."""
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+def keep(name: str, facts: dict[str, Any], figures: dict[str, Any], folder: Path = RESULTS) -> Path:
+    """Written where README's figures come from, unless told otherwise; a spread becomes an object."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
     body = facts | {"load_at_end": os.getloadavg()[0]} | _plain(figures)
     path.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
     return path
@@ -104,5 +104,8 @@ def _commit() -> str:
 
 
 def _git(*arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return "unknown"
     return done.stdout.strip()
