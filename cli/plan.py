@@ -14,6 +14,7 @@ import typer
 from engine.config.capacity import CapacityPlan, cache_budget, plan_capacity
 from engine.config.engine import EngineConfig
 from engine.config.model import ModelConfig
+from engine.config.sharding import RankShare, share_of_rank
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -23,7 +24,7 @@ _PLENTY = 1 << 50  # bytes of cache under which the rows can be told before it i
 @app.command()
 def plan(
     model: Annotated[Path, typer.Argument(help="checkpoint folder, or a config.json alone")],
-    gpu_memory: Annotated[str | None, typer.Option(metavar="BYTES", help="of the device, such as 80GiB")] = None,
+    gpu_memory: Annotated[str | None, typer.Option(metavar="BYTES", help="of each device, such as 80GiB")] = None,
     gpu_memory_utilization: Annotated[float, typer.Option(help="share of what the weights leave")] = 0.9,
     device: Annotated[str, typer.Option(help="cuda or cpu: rows and pages differ")] = "cuda",
     dtype: Annotated[str | None, typer.Option(help="bfloat16 (as on cuda) or float32 (as on cpu)")] = None,
@@ -31,11 +32,12 @@ def plan(
     max_model_len: Annotated[int | None, typer.Option(help="tokens of prompt and answer together")] = None,
     max_num_seqs: Annotated[int | None, typer.Option(help="sequences that run at once")] = None,
     max_num_batched_tokens: Annotated[int | None, typer.Option(help="tokens of one step")] = None,
-    tensor_parallel_size: Annotated[int, typer.Option(help="GPUs that share every layer")] = 1,
+    tensor_parallel_size: Annotated[int, typer.Option(min=1, help="GPUs that share every layer")] = 1,
+    enable_expert_parallel: Annotated[
+        bool, typer.Option("--enable-expert-parallel", help="each of them holds whole experts")
+    ] = False,
 ) -> None:
     """Say what a checkpoint takes and what fits beside it. Exit status 1 where it does not fit."""
-    if tensor_parallel_size != 1:
-        raise _refusal(f"--tensor-parallel-size {tensor_parallel_size} is not supported in this version")
     given: dict[str, Any] = {
         "dtype": dtype,
         "kv_cache_dtype": kv_cache_dtype,
@@ -49,10 +51,11 @@ def plan(
         engine = EngineConfig.for_device(device, **given)  # type: ignore[arg-type]  # it checks the word
         config = _read_config(model)
         rows = plan_capacity(config, replace(engine, cache_bytes=_PLENTY), _PLENTY)
-        taken = _print_weights(model, config, engine)
+        share = share_of_rank(config, tensor_parallel_size, enable_expert_parallel)
+        taken = _print_weights(model, config, engine, tensor_parallel_size, share)
     except ValueError as error:
         raise _refusal(str(error)) from error
-    _print_rows(rows)
+    _print_rows(rows, tensor_parallel_size)
     if memory_bytes is not None:
         raise typer.Exit(0 if _print_fit(config, engine, memory_bytes, taken) else 1)
 
@@ -74,9 +77,9 @@ def _read_config(path: Path) -> ModelConfig:
     return ModelConfig.from_json(json.loads(path.read_text(encoding="utf-8")), str(path))
 
 
-def _print_weights(path: Path, config: ModelConfig, engine: EngineConfig) -> int:
-    """Returns what is taken before the cache gets the rest."""
-    from cli.weight_bytes import part_sizes, weight_bytes
+def _print_weights(path: Path, config: ModelConfig, engine: EngineConfig, ranks: int, share: RankShare) -> int:
+    """Returns what is taken, of each rank, before the cache gets the rest."""
+    from cli.weight_bytes import part_sizes, parts_of_rank, weight_bytes
 
     parts = part_sizes(path, config)
     for part in parts:
@@ -84,13 +87,26 @@ def _print_weights(path: Path, config: ModelConfig, engine: EngineConfig) -> int
         typer.echo(f"{part.name}: {part.num_weights:,} weights{note}")
     loaded = weight_bytes(parts, engine.dtype)
     typer.echo(f"weights in {engine.dtype}: {_size(loaded)}")
+    if ranks > 1:
+        loaded = weight_bytes(parts_of_rank(parts, share), engine.dtype)
+        typer.echo(f"of these on each of {ranks} ranks: {_size(loaded)}; {_widths(share, config)}")
     if not any(part.name.endswith("encoder") for part in parts):
         return loaded
     typer.echo(f"embeddings kept of pictures and sounds: {_size(engine.encoder_cache_bytes)}")
     return loaded + engine.encoder_cache_bytes
 
 
-def _print_rows(plan: CapacityPlan) -> None:
+def _widths(share: RankShare, config: ModelConfig) -> str:
+    held, whole = share.config, config
+    return (
+        f"heads {held.dsa.heads} of {whole.dsa.heads} (dsa) and {held.swa.heads} of {whole.swa.heads} (swa),"
+        f" dense width {held.inter:,} of {whole.inter:,}, shared {held.moe.shared_inter:,} of"
+        f" {whole.moe.shared_inter:,}, experts {share.experts} of {whole.moe.experts} in {held.moe.inter:,} of their"
+        f" width of {whole.moe.inter:,}"
+    )
+
+
+def _print_rows(plan: CapacityPlan, ranks: int) -> None:
     for group in plan.groups:
         line = f"cache rows of {group.num_layers} {group.name} layers: {group.bytes_per_token:,} B/token"
         if group.window is None:
@@ -98,6 +114,8 @@ def _print_rows(plan: CapacityPlan) -> None:
         else:
             window = f"{plan.window_bytes / 1e6:.1f} MB for the window of {group.window:,} tokens"
             typer.echo(f"{line}, {window} of each sequence, do not grow")
+    if ranks > 1:
+        typer.echo("rows have no heads to be split by: every rank holds the rows of all tokens")
 
 
 def _print_fit(config: ModelConfig, engine: EngineConfig, memory_bytes: int, taken: int) -> bool:

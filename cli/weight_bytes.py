@@ -13,6 +13,9 @@ from typing import NamedTuple
 
 from engine.config.geometry import Geometry
 from engine.config.model import ModelConfig
+from engine.config.sharding import RankShare
+
+TEXT_MODEL = "text model"
 
 _MAX_HEADER_BYTES = 100 * 2**20
 _OTHER_PARTS = {"vision_encoder.": "vision encoder", "audio_encoder.": "audio encoder", "model.mtp.": "draft layer"}
@@ -34,7 +37,7 @@ def part_sizes(folder: Path, config: ModelConfig) -> list[PartSize]:
     """The text model first. A folder without weight files is judged by its config, and then only the text model is."""
     files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
     if not files:
-        return [PartSize("text model", text_weights(config), loaded=True)]
+        return [PartSize(TEXT_MODEL, text_weights(config), loaded=True)]
     counts: Counter[str] = Counter()
     for path in files:
         for name, shape in _shapes(path).items():
@@ -48,13 +51,21 @@ def weight_bytes(parts: list[PartSize], dtype: str) -> int:
     return sum(part.num_weights for part in parts if part.loaded) * _DTYPE_BYTES[dtype]
 
 
-def text_weights(config: ModelConfig) -> int:
+def parts_of_rank(parts: list[PartSize], share: RankShare) -> list[PartSize]:
+    """What one rank holds: its share of the text model; of the encoders, which divide pictures and sounds, all."""
+    text = text_weights(share.config, share.experts)
+    return [part._replace(num_weights=text) if part.name == TEXT_MODEL else part for part in parts]
+
+
+def text_weights(config: ModelConfig, held_experts: int | None = None) -> int:
+    """`held_experts`: of each layer, None: all that the router chooses among."""
+    experts = config.moe.experts if held_experts is None else held_experts
     embeddings = config.vocab_size * config.hidden * (1 if config.tied_embeddings else 2)
     layers = sum(
         2 * config.hidden
         + _attention(config.geometry(kind), config.hidden)
         + (_indexer(config) if kind == "dsa" else 0)
-        + (_moe(config) if sparse else 3 * config.hidden * config.inter)
+        + (_moe(config, experts) if sparse else 3 * config.hidden * config.inter)
         for kind, sparse in zip(config.layer_types, config.moe_layers, strict=True)
     )
     return embeddings + layers + config.hidden
@@ -71,9 +82,9 @@ def _indexer(config: ModelConfig) -> int:
     return config.dsa.q_rank * index.heads * index.width + config.hidden * (index.width + index.heads) + 2 * index.width
 
 
-def _moe(config: ModelConfig) -> int:
+def _moe(config: ModelConfig, held_experts: int) -> int:
     moe = config.moe
-    return moe.experts * (config.hidden + 1) + 3 * config.hidden * (moe.experts * moe.inter + moe.shared_inter)
+    return moe.experts * (config.hidden + 1) + 3 * config.hidden * (held_experts * moe.inter + moe.shared_inter)
 
 
 def _part_of(name: str, config: ModelConfig) -> str:
@@ -83,7 +94,7 @@ def _part_of(name: str, config: ModelConfig) -> str:
     words = name.split(".")
     if words[:2] == ["model", "layers"] and words[2].isdecimal() and int(words[2]) >= config.num_layers:
         return "draft layer"
-    return "text model"
+    return TEXT_MODEL
 
 
 def _shapes(path: Path) -> dict[str, list[int]]:

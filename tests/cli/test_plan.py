@@ -1,6 +1,7 @@
 """`dots3 plan`: what is told of the released model, and of folders with and without weights."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,9 @@ def test_weights_are_counted_from_the_headers_and_as_the_config_says(tmp_path: P
         ([TINY, "--device", "tpu"], "device must be one of cpu, cuda, got 'tpu'"),
         ([TINY, "--gpu-memory", "much"], "--gpu-memory must be a number of bytes"),
         ([TINY, "--device", "cpu", "--kv-cache-dtype", "fp8"], "fp8 needs device cuda"),
-        ([TINY, "--tensor-parallel-size", "2"], "--tensor-parallel-size 2 is not supported in this version"),
+        ([TINY, "--tensor-parallel-size", "0"], "greater than or"),
+        ([TINY, "--tensor-parallel-size", "3"], "must divide heads of full-attention layers (8), got 3"),
+        ([RELEASED, "--tensor-parallel-size", "128"], "must divide heads of sliding-window layers (64), got 128"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(args: list[str], told: str) -> None:
@@ -84,3 +87,34 @@ def test_a_file_that_is_no_checkpoint_is_named(tmp_path: Path) -> None:
     code, text = plan(str(tmp_path))
     assert code == 2
     assert "model.safetensors is no safetensors file" in text
+
+
+def test_weights_of_a_rank_are_its_heads_its_widths_and_what_all_ranks_hold() -> None:
+    code, text = plan(RELEASED, "--tensor-parallel-size", "8")
+    assert code == 0
+    assert "on each of 8 ranks: 66.14 GiB; heads 16 of 128 (dsa) and 8 of 64 (swa)" in text
+    assert "dense width 1,728 of 13,824, shared 192 of 1,536, experts 256 of 256 in 192 of their width of 1,536" in text
+    assert "every rank holds the rows of all tokens" in text
+
+
+def test_with_expert_parallelism_a_rank_holds_whole_experts_and_no_more_bytes() -> None:
+    code, text = plan(RELEASED, "--tensor-parallel-size", "8", "--enable-expert-parallel")
+    assert code == 0
+    assert "on each of 8 ranks: 66.14 GiB" in text
+    assert "experts 32 of 256 in 1,536 of their width of 1,536" in text
+
+
+def test_a_model_too_large_for_one_device_fits_on_several() -> None:
+    code, text = plan(RELEASED, "--gpu-memory", "141GiB", "--tensor-parallel-size", "8")
+    assert code == 0
+    assert "longest request: 524,288 tokens" in text
+    assert plan(RELEASED, "--gpu-memory", "141GiB", "--tensor-parallel-size", "2")[0] == 1
+
+
+def test_encoders_are_whole_on_every_rank() -> None:
+    _, one = plan(TINY, "--device", "cpu")
+    _, two = plan(TINY, "--device", "cpu", "--tensor-parallel-size", "2")
+    parts = {name: int(count.replace(",", "")) for name, count in re.findall(r"(.+): ([\d,]+) weights", one)}
+    [mib] = re.findall(r"on each of 2 ranks: ([\d.]+) MiB", two)
+    of_text = float(mib) * 2**20 / 4 - parts["vision encoder"] - parts["audio encoder"]
+    assert 0.5 < of_text / parts["text model"] < 0.6

@@ -1,0 +1,68 @@
+"""Widths of a rank: released and tiny, with and without FP8 tiles; what cannot be split is refused with the numbers."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cli.weight_bytes import text_weights
+from engine.config.model import ModelConfig
+from engine.config.sharding import share_of_rank
+
+ROOT = Path(__file__).resolve().parents[2]
+RELEASED = ModelConfig.from_json(json.loads((ROOT / "tests/fixtures/chat/config.released.json").read_text()))
+FP8 = replace(RELEASED, fp8=True)
+
+
+def test_one_rank_holds_the_model() -> None:
+    for config in (RELEASED, FP8):
+        assert share_of_rank(config, 1, expert_parallel=False) == (config, 256)
+
+
+@pytest.mark.parametrize(("ranks", "dense", "shared"), [(2, 6912, 768), (4, 3456, 384), (8, 1792, 256), (16, 896, 128)])
+def test_fp8_widths_are_padded_to_whole_tiles_of_each_rank(ranks: int, dense: int, shared: int) -> None:
+    share = share_of_rank(FP8, ranks, expert_parallel=True)
+    assert (share.config.inter, share.config.moe.shared_inter, share.experts) == (dense, shared, 256 // ranks)
+
+
+def test_without_fp8_nothing_is_padded() -> None:
+    share = share_of_rank(RELEASED, 8, expert_parallel=False)
+    assert (share.config.inter, share.config.moe.shared_inter, share.config.moe.inter) == (1728, 192, 192)
+
+
+@pytest.mark.parametrize("expert_parallel", [False, True])
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_ranks_together_hold_the_model_once_but_for_what_all_need(ranks: int, expert_parallel: bool) -> None:
+    share = share_of_rank(RELEASED, ranks, expert_parallel)
+    together = ranks * text_weights(share.config, share.experts)
+    g = (RELEASED.dsa, RELEASED.swa)
+    down = [RELEASED.hidden * (one.q_rank + one.row) + one.q_rank + one.row for one in g]
+    index = RELEASED.indexer
+    indexer = RELEASED.dsa.q_rank * index.heads * index.width
+    indexer += RELEASED.hidden * (index.width + index.heads) + 2 * index.width
+    routers = 45 * 256 * (RELEASED.hidden + 1)
+    on_all = 13 * (down[0] + indexer) + 33 * down[1] + routers + (2 * 46 + 1) * RELEASED.hidden
+    assert together == text_weights(RELEASED) + (ranks - 1) * on_all
+
+
+@pytest.mark.parametrize(
+    ("config", "ranks", "expert_parallel", "complaint"),
+    [
+        (RELEASED, 3, False, r"must divide heads of full-attention layers \(128\), got 3"),
+        (RELEASED, 128, False, r"must divide heads of sliding-window layers \(64\), got 128"),
+        (replace(RELEASED, inter=13_826), 4, False, r"must divide the dense MLP's width \(13826\), got 4"),
+        (
+            FP8,
+            8,
+            False,
+            r"8 leaves 192 of the routed experts' width \(1536\).* multiple of 128.*enable_expert_parallel",
+        ),
+        (replace(RELEASED, moe=replace(RELEASED.moe, experts=60)), 8, True, r"routed experts \(60\), got 8"),
+    ],
+)
+def test_what_cannot_be_split_is_refused(
+    config: ModelConfig, ranks: int, expert_parallel: bool, complaint: str
+) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        share_of_rank(config, ranks, expert_parallel)
