@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-_COMMANDS = ("serve", "worker", "chat", "plan")
+_COMMANDS = ("serve", "worker", "chat", "plan", "bench")
 
 
 class _Commands(TyperGroup):

@@ -22,7 +22,7 @@ def test_version_is_that_of_the_installed_project() -> None:
 def test_help_lists_every_command_with_what_it_does() -> None:
     result = CliRunner().invoke(app, ["--help"])
     assert result.exit_code == 0
-    for command in ("serve", "worker", "chat", "plan"):
+    for command in ("serve", "worker", "chat", "plan", "bench"):
         assert f" {command} " in result.stdout
 
 
@@ -31,7 +31,8 @@ def test_an_unknown_command_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "args", [["--version"], ["--help"], ["serve", "--help"], ["chat", "--help"], ["plan", "--help"]]
+    "args",
+    [["--version"], ["--help"], ["serve", "--help"], ["chat", "--help"], ["plan", "--help"], ["bench", "--help"]],
 )
 def test_what_a_command_runs_is_not_loaded_for_its_help(args: list[str]) -> None:
     code = (
