@@ -48,7 +48,7 @@ fmt: $(VENV)/.test  ## put imports and layout in order
 test-slow: $(VENV)/.docker  ## the long runs
 	$(PYTEST) -m "slow and not gpu" $(ARGS)
 
-docker-test: $(VENV)/.docker  ## build the images without Docker, run them, lint deploy/ (Debian, root; 8 minutes; also in test-slow)
+docker-test: $(VENV)/.docker  ## build and run the images without Docker, check deploy/; needs Debian and root
 	$(PYTEST) tests/deploy $(ARGS)
 
 test-faults: $(VENV)/.test  ## worker death, overload, drain, load: real processes
