@@ -45,7 +45,7 @@ fmt: $(VENV)/.test  ## put imports and layout in order
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-test-slow: $(VENV)/.docker  ## the long runs
+test-slow: $(VENV)/.docker $(VENV)/.clients  ## the long runs
 	$(PYTEST) -m "slow and not gpu" $(ARGS)
 
 docker-test: $(VENV)/.docker  ## build and run the images without Docker, check deploy/; needs Debian and root
@@ -114,6 +114,10 @@ $(VENV)/.train: $(VENV)/.torch pyproject.toml
 $(VENV)/.test: $(VENV)/.torch pyproject.toml
 	$(PIP) install -q -e ".[test]"
 	@touch $(VENV)/.base $(VENV)/.train $@
+
+$(VENV)/.clients: $(VENV)/.test pyproject.toml
+	$(PIP) install -q -e ".[test,clients]"
+	@touch $(VENV)/.base $(VENV)/.train $(VENV)/.test $@
 
 $(VENV)/.docker: $(VENV)/.test pyproject.toml
 	$(PIP) install -q -e ".[docker]"
