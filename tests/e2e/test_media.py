@@ -2,6 +2,8 @@
 
 import os
 import re
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 
 from engine.wire.blobs import FOLDER
 from tests.e2e.conftest import Start
-from tests.e2e.server_process import MODEL, ServerProcess
+from tests.e2e.server_process import MODEL, ROOT, ServerProcess
 from tests.support.media_links import content, data_url, file_part, part, text, user
 from training.evaluation.held_out import item, keys
 from training.evaluation.request_body import request_body
@@ -97,6 +99,17 @@ def is_decoder_of(process: Path, parent: int) -> bool:
     except OSError:
         return False
     return b"multimodal.decoder" in command and status.rpartition(")")[2].split()[1] == str(parent)
+
+
+def test_the_requests_of_the_readme_work_as_they_stand(server: ServerProcess) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = readme.partition("## Pictures, sound and film\n")[2].partition("\n## ")[0]
+    program = section.partition("```python\n")[2].partition("```")[0].replace("http://127.0.0.1:8000", server.url)
+    wanted = re.findall(r"^ask\(.*\)  # (\w+)$", program, re.MULTILINE)
+    ran = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert ran.stdout.split() == wanted == ["circle", "2", "green"], ran.stderr[-2000:]
 
 
 @pytest.mark.slow
