@@ -13,6 +13,9 @@ from typing import Any
 from server.deltas import ChoiceDelta, Done
 from server.metrics import FINISH_REASONS, Metrics
 
+# Errors whose messages say something of the server's own making. Others may quote what the client sent.
+_TOLD = frozenset({"client_closed", "request_timeout", "engine_dead", "request_quarantined", "draining"})
+
 RECORD = "dots3.record"  # key of an ASGI scope
 
 
@@ -94,7 +97,9 @@ class RequestClock:
 
     def failed(self, code: str, message: str, open_choices: int = 0) -> None:
         """The request ended in an error; so many of its choices had no end of their own."""
-        self.record.error, self.record.detail = code, message
+        self.record.error = code
+        if code in _TOLD:
+            self.record.detail = message
         self.record.completion_tokens = self._num_tokens
         self.record.finish_reasons += ["abort"] * open_choices
         self.metrics.failed(code)
