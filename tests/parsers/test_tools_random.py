@@ -96,16 +96,48 @@ def read(tools: list[dict[str, Any]], pieces: list[str], begin: Begin, cut: bool
     return content, reasoning, calls, dict(parser.repairs), parser.complete_calls
 
 
+DEFS: dict[str, Any] = {
+    "tree": {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#/$defs/tree"}, {"type": "null"}]}}},
+    "alias": {"$ref": "#/$defs/tree"},
+    "amount": {"allOf": [{"type": ["integer", "string"]}, {"oneOf": [{"type": "integer"}, {"type": "boolean"}]}]},
+    "circle": {"oneOf": [{"$ref": "#/$defs/circle"}, {"type": "array"}]},
+}
+
+
+def described(rng: random.Random) -> tuple[dict[str, Any], Any]:
+    """A schema, and a value that it allows and that no other allowed type could be read from."""
+    kind, other = rng.choice(TYPES), rng.choice(TYPES[1:])
+    example = value(rng, kind)
+    # Where a string is one of several types, it has to be none of the others.
+    unlike = "text: " + example if kind == "string" else example
+    forms: list[tuple[dict[str, Any], Any]] = [
+        ({"type": kind}, example),
+        ({"type": kind}, example),
+        ({"type": [kind, other]}, unlike),
+        ({"type": kind, "nullable": True}, rng.choice([unlike, None])),
+        ({"anyOf": [{"type": other}, {"type": kind}]}, unlike),
+        ({"oneOf": [{"type": kind}, {"$ref": "#/$defs/tree"}]}, unlike),
+        ({"enum": [unlike, None]}, rng.choice([unlike, None])),
+        ({"const": example}, example),
+        ({"$ref": "#/$defs/alias"}, {"next": {"next": None}}),
+        ({"$ref": "#/$defs/amount"}, rng.choice([0, -7, 10**25])),
+        ({"$ref": "#/$defs/circle"}, value(rng, "array")),
+        ({}, unlike),
+    ]
+    return rng.choice(forms)
+
+
 @pytest.mark.parametrize("seed", range(150))
 def test_calls_that_the_template_writes_are_read_back(template: ChatTemplate, seed: int) -> None:
     rng = random.Random(seed)
     tools, calls = [], []
     for number in range(rng.randint(1, 4)):
-        keys = {f"key {n} {rng.choice(['', '>', chr(39)])}": rng.choice(TYPES) for n in range(rng.randint(0, 4))}
-        properties = {key: {"type": kind} for key, kind in keys.items()}
-        function = {"name": f"tool_{number}", "parameters": {"type": "object", "properties": properties}}
+        given = {f"key {n} {rng.choice(['', '>', chr(39)])}": described(rng) for n in range(rng.randint(0, 4))}
+        properties = {key: schema for key, (schema, _) in given.items()}
+        parameters = {"type": "object", "properties": properties, "$defs": DEFS}
+        function: dict[str, Any] = {"name": f"tool_{number}", "parameters": parameters}
         tools.append({"type": "function", "function": function})
-        arguments = {key: value(rng, kind) for key, kind in keys.items()}
+        arguments = {key: example for key, (_, example) in given.items()}
         calls.append({"name": function["name"], "arguments": arguments})
     content = rng.choice(["", "Now.", "One\n\ntwo <b> é\n"])
     message = {
