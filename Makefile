@@ -69,6 +69,7 @@ bench: $(VENV)/.train  ## the benchmarks that README quotes, results in bench/re
 	$(BIN)/python -m bench.bench_engine_step
 	$(BIN)/python -m bench.bench_encoders
 	$(BIN)/python -m bench.bench_gateway
+	$(BIN)/python -m bench.bench_grammar
 	$(BIN)/python -m bench.bench_parser
 	$(BIN)/python -m bench.bench_throughput
 
