@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import binascii
 import os
 import re
@@ -39,8 +38,8 @@ def base64_bytes(text: str) -> bytes:
     try:
         for start in range(0, len(text), _SLICE):
             piece = text[start : start + _SLICE].replace("-", "+").replace("_", "/")
-            out += base64.b64decode(piece + "=" * (-len(piece) % 4), validate=True)
-    except (binascii.Error, ValueError) as error:
+            out += binascii.a2b_base64(piece + "=" * (-len(piece) % 4), strict_mode=True)
+    except ValueError as error:
         raise SourceError(f"its base64 is damaged: {error}") from error
     return bytes(out)
 

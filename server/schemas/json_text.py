@@ -73,7 +73,8 @@ def _deepest_field(body: bytes) -> str | None:
 
 def _first_fault(value: Any, path: str) -> RequestError | None:
     if isinstance(value, str):
-        if _SURROGATE.search(value):
+        # Most long strings are media in base64, and need no search.
+        if not value.isascii() and _SURROGATE.search(value):
             return RequestError("invalid_value", f"`{path}` holds half of a surrogate pair, which is no text", path)
     elif isinstance(value, float):
         if not math.isfinite(value):
