@@ -1,15 +1,18 @@
 """Small operations that are a kernel of their own only where they are not part of another: SiLU · up, head gates, rows
-put into the cache, index keys quantised and put there. Signatures are those of the references of the same names.
+quantised, rows put into the cache, index keys quantised and put there. As the references of the same names.
 """
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.latent_write import quantised
 from engine.kernels.numeric import encode_fp8, narrow, power_of_two_scale
 from engine.kernels.target import target
+from engine.reference.fp8_quant import GROUP, Quantised
 from engine.reference.index_write import IndexAddresses, IndexCache
 
 _BLOCK = 1024
@@ -32,6 +35,48 @@ def silu_mul(x: Tensor) -> Tensor:
         block = min(_BLOCK, triton.next_power_of_2(width // 2))
         _silu_mul[(rows, -(-width // 2 // block))](x, out, x.stride(0), INTER=width // 2, BLOCK=block, num_warps=4)
     return out
+
+
+@triton.jit
+def _quantise(
+    x, codes, scales, x_stride,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, MULTIPLIED: tl.constexpr, FP8: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    values = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+    if MULTIPLIED:
+        up = tl.load(x + row * x_stride + WIDTH + column, mask=inside, other=0.0).to(tl.float32)
+        values = values / (1.0 + tl.exp(-values)) * up
+    code, scale = quantised(values, BLOCK, GROUP, FP8)
+    group = tl.program_id(1) * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
+    at = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    tl.store(codes + row * WIDTH + at, code, mask=at < WIDTH)
+    tl.store(scales + row * (WIDTH // GROUP) + group, scale, mask=group < WIDTH // GROUP)
+
+
+def fp8_quant(x: Tensor) -> Quantised:
+    return _quantised(x, x.shape[1], multiplied=False)
+
+
+def quantised_silu_mul(x: Tensor) -> Quantised:
+    """`silu_mul`, quantised before it is rounded to another type."""
+    return _quantised(x, x.shape[1] // 2, multiplied=True)
+
+
+def _quantised(x: Tensor, width: int, multiplied: bool) -> Quantised:
+    if width % GROUP or x.stride(1) != 1:
+        raise ValueError(f"rows must be a multiple of {GROUP} wide, side by side, got {width} of {x.stride()}")
+    codes = x.new_empty(len(x), width, dtype=torch.uint8)
+    scales = x.new_empty(len(x), width // GROUP, dtype=torch.float32)
+    if len(x):
+        block = min(_BLOCK, triton.next_power_of_2(width))
+        _quantise[(len(x), -(-width // block))](
+            x, codes, scales, x.stride(0),
+            WIDTH=width, BLOCK=block, GROUP=GROUP, MULTIPLIED=multiplied, FP8=target().fp8, num_warps=4,
+        )  # fmt: skip
+    return Quantised(codes, scales)
 
 
 @triton.jit

@@ -275,7 +275,7 @@ def _tile(heads: int, rank: int, values: int, value_bytes: int) -> tuple[int, in
         block_n = 32 if rank * value_bytes * 32 * 2 <= here.shared_bytes else 16
         return 16, block_n, 1, 4 if values < 512 else 8
     block_h = 64 if heads > 16 else 16
-    room = here.shared_bytes - block_h * (rank + 64) * value_bytes - 16384
+    room = here.shared_bytes - block_h * (rank + 64) * value_bytes - 4096
     row = (rank + 64) * value_bytes
     for block_n, stages in ((64, 2), (32, 3), (32, 2), (32, 1)):
         if row * block_n * stages <= room:

@@ -17,18 +17,13 @@ from torch import Tensor
 
 from engine.kernels.numeric import dot, encode_fp8, fp8_operand, narrow
 from engine.kernels.target import FP8_FACTOR, target
-from engine.reference.fp8_gemm import Fp8Weight
+from engine.reference.fp8_gemm import Fp8Experts
 from engine.reference.fp8_quant import GROUP, Quantised
 from engine.reference.moe_gemm import Experts
 
 _PLAIN = tl.constexpr(0)
 _CODED = tl.constexpr(1)
 _TO_CODE = tl.constexpr(2)  # activations that are quantised as they are read
-
-
-class Fp8Experts(NamedTuple):
-    gate_up: Fp8Weight  # [experts, 2 · inter, hidden], gate rows first
-    down: Fp8Weight  # [experts, hidden, inter]
 
 
 @triton.jit

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from engine.reference.fp8_gemm import Fp8Experts, Fp8Weight
+from engine.reference.fp8_quant import Normed, Quantised
 from engine.reference.gate import gate
 from engine.reference.index_write import IndexAddresses, IndexCache, index_write
 from engine.reference.indexer_logits import indexer_logits
@@ -33,16 +35,21 @@ from engine.reference.topk_select import topk_select
 __all__ = [
     "AttentionSizes",
     "Experts",
+    "Fp8Experts",
+    "Fp8Ops",
+    "Fp8Weight",
     "IndexAddresses",
     "IndexCache",
     "IndexKeys",
     "IndexSizes",
     "LatentCache",
     "Norm",
+    "Normed",
     "Ops",
     "PagedOps",
     "PagedRows",
     "Pages",
+    "Quantised",
     "Routing",
     "RowList",
     "check_sizes",
@@ -70,6 +77,16 @@ class PagedOps(NamedTuple):
     mla_values: Callable[[Any, Tensor, Tensor], Tensor]
 
 
+class Fp8Ops(NamedTuple):
+    """Where the device multiplies FP8 with the scales of a released checkpoint."""
+
+    quantise: Callable[[Tensor], Quantised]
+    rms_norm: Callable[[Tensor, Norm], Normed]
+    silu_mul: Callable[[Tensor], Quantised]
+    mla_values: Callable[[Any, Tensor, Tensor], Quantised]
+    gemm: Callable[[Quantised, Fp8Weight, torch.dtype, Tensor | None], Tensor]
+
+
 class Ops(NamedTuple):
     """Signatures and meaning stand with the functions in `engine.reference`."""
 
@@ -86,8 +103,9 @@ class Ops(NamedTuple):
     indexer_logits: Callable[[Tensor, Tensor, IndexCache, IndexAddresses, Tensor | None], Tensor]
     topk_select: Callable[[Tensor, int], Tensor]
     moe_route: Callable[[Tensor, Tensor, Tensor, Routing], tuple[Tensor, Tensor]]
-    moe_gemm: Callable[[Tensor, Tensor, Tensor, Tensor, Experts], Tensor]
+    moe_gemm: Callable[[Tensor, Any, Tensor, Tensor, Any], Tensor]  # FP8 rows with FP8 experts
     paged: PagedOps | None = None  # None: all steps are made of those above
+    fp8: Fp8Ops | None = None  # None: FP8 weights are widened as they are loaded
 
 
 _REFERENCE = Ops(

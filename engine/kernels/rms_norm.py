@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
@@ -12,7 +10,7 @@ from torch import Tensor
 from engine.kernels.latent_write import quantised
 from engine.kernels.numeric import narrow
 from engine.kernels.target import target
-from engine.reference.fp8_quant import GROUP, Quantised
+from engine.reference.fp8_quant import GROUP, Normed, Quantised
 from engine.reference.rms_norm import Norm
 
 _MOST_STRETCHES = 3
@@ -43,11 +41,6 @@ def _rms_norm(
         at = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
         tl.store(codes + row * WIDTH + at, code, mask=at < WIDTH)
         tl.store(scales + row * (WIDTH // GROUP) + group, scale, mask=group < WIDTH // GROUP)
-
-
-class Normed(NamedTuple):
-    rows: Tensor
-    quantised: Quantised
 
 
 def rms_norm(x: Tensor, norm: Norm) -> Tensor:

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from engine.kernels import elementwise
 from engine.kernels.absorb_queries import absorb_queries
+from engine.kernels.fp8_gemm import fp8_gemm
 from engine.kernels.indexer_logits import check_index_widths, indexer_logits, paged_indexer_logits
 from engine.kernels.latent_write import latent_write
 from engine.kernels.mla_decode import check_mla_widths, mla_decode, sparse_mla_decode, swa_mla_decode
 from engine.kernels.mla_prefill import check_head_widths, mla_prefill
-from engine.kernels.mla_values import mla_values
+from engine.kernels.mla_values import mla_values, quantised_mla_values
 from engine.kernels.moe_gemm import moe_gemm
 from engine.kernels.moe_route import moe_route
-from engine.kernels.ops import AttentionSizes, IndexSizes, Ops, PagedOps
-from engine.kernels.rms_norm import rms_norm
+from engine.kernels.ops import AttentionSizes, Fp8Ops, IndexSizes, Ops, PagedOps
+from engine.kernels.rms_norm import quantised_rms_norm, rms_norm
 from engine.kernels.rotate import rotate
 from engine.kernels.target import target
 from engine.kernels.topk_select import topk_positions, topk_select
@@ -43,6 +44,13 @@ TRITON = Ops(
         sparse_mla_decode=sparse_mla_decode,
         swa_mla_decode=swa_mla_decode,
         mla_values=mla_values,
+    ),
+    fp8=Fp8Ops(
+        quantise=elementwise.fp8_quant,
+        rms_norm=quantised_rms_norm,
+        silu_mul=elementwise.quantised_silu_mul,
+        mla_values=quantised_mla_values,
+        gemm=fp8_gemm,
     ),
 )
 

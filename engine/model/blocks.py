@@ -1,14 +1,14 @@
-"""Small parts of the decoder: where weights come from, rotary tables, the dense SwiGLU."""
+"""Small parts of the model: where weights come from, rotary tables, the layer norm."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.kernels.ops import Ops
+from engine.kernels.ops import Fp8Weight
 
 
 class Weights(Protocol):
@@ -20,6 +20,19 @@ class Weights(Protocol):
 
     def take_float(self, name: str, *shape: int) -> Tensor:
         """In fp32."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The model's."""
+        ...
+
+    def is_fp8(self, name: str) -> bool:
+        """Whether it can be had as FP8."""
+        ...
+
+    def take_fp8(self, name: str, *shape: int) -> Fp8Weight:
+        """As the checkpoint has it, on the model's device."""
         ...
 
 
@@ -42,29 +55,3 @@ class LayerNorm:
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.layer_norm(x, self._weight.shape, self._weight, self._bias, self._eps)
-
-
-class MlpParts(NamedTuple):
-    """What the three matrices of a SwiGLU are called in the checkpoint."""
-
-    gate: str
-    up: str
-    down: str
-
-
-TEXT_PARTS = MlpParts("gate_proj", "up_proj", "down_proj")
-
-
-class DenseMlp:
-    """down(silu(gate x) · up x), added to a residual."""
-
-    def __init__(
-        self, weights: Weights, prefix: str, hidden: int, inter: int, ops: Ops, parts: MlpParts = TEXT_PARTS
-    ) -> None:
-        names = (f"{prefix}.{parts.gate}.weight", f"{prefix}.{parts.up}.weight")
-        self._gate_up = turned(torch.cat([weights.take(name, inter, hidden) for name in names]))
-        self._down = turned(weights.take(f"{prefix}.{parts.down}.weight", hidden, inter))
-        self._ops = ops
-
-    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        return torch.addmm(residual, self._ops.silu_mul(torch.mm(x, self._gate_up)), self._down)

@@ -11,12 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.config.model import LayerKind, ModelConfig
-from engine.kernels.ops import Norm, Ops
-from engine.model.blocks import DenseMlp, Weights, turned, turns_table
+from engine.config.model import FP8_TILE, LayerKind, ModelConfig
+from engine.kernels.ops import Norm, Normed, Ops
+from engine.model.blocks import Weights, turned, turns_table
 from engine.model.context import ForwardContext
 from engine.model.kv_pool import KvPool
 from engine.model.mla import Attention, LayerCache
+from engine.model.mlp import DenseMlp
 from engine.model.moe import MoeMlp
 from engine.model.paged_decode import PagedDecode, dsa_decode, swa_decode
 from engine.model.step import GroupStep, dsa_step, swa_step
@@ -28,6 +29,7 @@ class Layer:
         self.kind: LayerKind = config.layer_types[index]
         self.place = config.layer_types[:index].count(self.kind)  # among the layers of its kind
         self._ops = ops
+        self._coded = config.fp8 and ops.fp8 is not None and config.hidden % FP8_TILE == 0
         self._attention_norm = _norm(weights, f"{prefix}.input_layernorm.weight", config)
         self._attention = Attention(weights, f"{prefix}.self_attn", config, self.kind, ops)
         self._mlp_norm = _norm(weights, f"{prefix}.post_attention_layernorm.weight", config)
@@ -38,12 +40,18 @@ class Layer:
             self._mlp = DenseMlp(weights, f"{prefix}.mlp", config.hidden, config.inter, ops)
 
     def forward(self, hidden: Tensor, step: GroupStep | PagedDecode, cache: LayerCache) -> Tensor:
-        x = self._ops.rms_norm(hidden, self._attention_norm)
+        x = self._normed(hidden, self._attention_norm)
         if isinstance(step, PagedDecode):
             hidden = self._attention.decode(hidden, x, step, cache)
         else:
             hidden = self._attention.add_to(hidden, x, step, cache)
-        return self._mlp.add_to(hidden, self._ops.rms_norm(hidden, self._mlp_norm))
+        return self._mlp.add_to(hidden, self._normed(hidden, self._mlp_norm))
+
+    def _normed(self, hidden: Tensor, norm: Norm) -> Tensor | Normed:
+        if self._coded:
+            assert self._ops.fp8 is not None
+            return self._ops.fp8.rms_norm(hidden, norm)
+        return self._ops.rms_norm(hidden, norm)
 
 
 def _norm(weights: Weights, name: str, config: ModelConfig) -> Norm:

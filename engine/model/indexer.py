@@ -5,13 +5,13 @@ Scores are fp32. Where a sequence is no longer than top-k nothing is scored, but
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from engine.config.model import ModelConfig
 from engine.kernels.ops import IndexCache, IndexKeys, Ops, RowList
-from engine.model.blocks import Weights, turned
+from engine.model.blocks import Weights
+from engine.model.linear import Linear, Part, Rows
 from engine.model.paged_decode import PagedDecode
 from engine.model.step import Decode, GroupStep, Prefill
 
@@ -24,7 +24,7 @@ class Indexer:
         self._rope = config.dsa.rope
         self._ops = ops
         heads, width = config.indexer.heads, config.indexer.width
-        self._wq_b = turned(weights.take(f"{prefix}.wq_b.weight", heads * width, config.dsa.q_rank))
+        self._wq_b = Linear(weights, [Part(f"{prefix}.wq_b.weight", heads * width)], config.dsa.q_rank, ops)
         self._norm_weight = weights.take_float(f"{prefix}.k_norm.weight", width)
         self._norm_bias = weights.take_float(f"{prefix}.k_norm.bias", width)
         self._scale = heads**-0.5 * width**-0.5
@@ -71,9 +71,10 @@ class Indexer:
         """projected: [tokens, width], the layer's input through `wk`."""
         return IndexKeys(projected, self._norm_weight, self._norm_bias, _NORM_EPS, cache)
 
-    def raw_queries(self, q_latent: Tensor) -> Tensor:
+    def raw_queries(self, q_latent: Rows) -> Tensor:
         """[tokens, heads, width], not turned yet."""
-        return torch.mm(q_latent, self._wq_b).view(-1, self._config.heads, self._config.width)
+        products = self._wq_b.split(self._wq_b(q_latent))[0]
+        return products.unflatten(1, (self._config.heads, self._config.width))
 
     def choose_positions(self, q: Tensor, projected: Tensor, cache: IndexCache, step: PagedDecode) -> Tensor:
         """q: turned; projected: [tokens, heads], the layer's input through `weights_proj` → int32 [tokens, top-k]."""

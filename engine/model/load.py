@@ -1,8 +1,8 @@
 """Checkpoint folder → TextModel, Encoders. Memory-mapped, in layer order; owns which tensor is of which part.
 
 Any tensor that is missing, of another shape or of no known part is an error that names it. Tensors of parts that are
-not loaded are known and left alone. FP8 weights are dequantised: no device computes in FP8
-here yet.
+not loaded are known and left alone. FP8 weights can be had as they are, for devices
+that multiply them, or widened.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from engine.config.encoders import MediaConfig
 from engine.config.model import FP8_TILE, ModelConfig
-from engine.kernels.ops import AttentionSizes, IndexSizes, check_sizes, ops_for
+from engine.kernels.ops import AttentionSizes, Fp8Weight, IndexSizes, check_sizes, ops_for
 from engine.model.audio import AudioEncoder
 from engine.model.decoder import TextModel
 from engine.model.vision import PixelScale, VisionEncoder
@@ -115,6 +115,20 @@ class Checkpoint:
     def take_float(self, name: str, *shape: int) -> Tensor:
         return self._take(name, shape, torch.float32)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._dtype
+
+    def is_fp8(self, name: str) -> bool:
+        return name + _SCALE_SUFFIX in self._files and not (self._tail_rope and ".indexer." in name)
+
+    def take_fp8(self, name: str, *shape: int) -> Fp8Weight:
+        codes = self._read(name, shape)
+        if codes.dtype != torch.float8_e4m3fn:
+            raise CheckpointError(f"{self._folder}: {name} must be float8_e4m3fn beside its scales, got {codes.dtype}")
+        scales = self._read(name + _SCALE_SUFFIX, _scale_shape(shape))
+        return Fp8Weight.of(codes.to(self._device), scales.to(self._device, copy=True))
+
     def check_all_taken(self) -> None:
         unexpected = sorted(name for name in self._left if not self._passes_over(name))
         if unexpected:
@@ -123,8 +137,7 @@ class Checkpoint:
     def _take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         tensor = self._read(name, shape)
         if tensor.dtype == torch.float8_e4m3fn:
-            scale_shape = tuple(-(-length // FP8_TILE) for length in shape)
-            tensor = _dequantised(tensor, self._read(name + _SCALE_SUFFIX, scale_shape))
+            tensor = _dequantised(tensor, self._read(name + _SCALE_SUFFIX, _scale_shape(shape)))
         elif tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16):
             raise CheckpointError(f"{self._folder}: {name} is {tensor.dtype}, not a floating type that is supported")
         if self._tail_rope:
@@ -192,6 +205,10 @@ def _leading_rope(name: str, tensor: Tensor, config: ModelConfig) -> Tensor:
         return tensor
     by_head = tensor.view(-1, config.indexer.width, *tensor.shape[1:])
     return by_head.roll(config.dsa.rope, dims=1).view_as(tensor)
+
+
+def _scale_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(-(-length // FP8_TILE) for length in shape)
 
 
 def _dequantised(weight: Tensor, scale: Tensor) -> Tensor:

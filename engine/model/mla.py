@@ -11,10 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine.config.model import LayerKind, ModelConfig
-from engine.kernels.ops import IndexCache, LatentCache, Norm, Ops
+from engine.config.model import FP8_TILE, LayerKind, ModelConfig
+from engine.kernels.ops import IndexCache, LatentCache, Norm, Normed, Ops
 from engine.model.blocks import Weights, turned
 from engine.model.indexer import Indexer
+from engine.model.linear import Linear, Part, Rows
 from engine.model.paged_decode import PagedDecode
 from engine.model.step import Decode, GroupStep, Prefill
 
@@ -33,18 +34,17 @@ class Attention:
         # Everything that reads the layer's input is one product: query and key-value latents, rotary key, head gates,
         # and the index key and index weights.
         parts = [
-            weights.take(f"{prefix}.q_a_proj.weight", g.q_rank, hidden),
-            weights.take(f"{prefix}.kv_a_proj_with_mqa.weight", g.kv_rank + g.rope, hidden),
-            weights.take(f"{prefix}.g_proj.weight", g.heads, hidden),
+            Part(f"{prefix}.q_a_proj.weight", g.q_rank),
+            Part(f"{prefix}.kv_a_proj_with_mqa.weight", g.kv_rank + g.rope),
+            Part(f"{prefix}.g_proj.weight", g.heads),
         ]
         self._indexer = None
         if kind == "dsa":
             index = config.indexer
-            parts.append(weights.take(f"{prefix}.indexer.wk.weight", index.width, hidden))
-            parts.append(weights.take(f"{prefix}.indexer.weights_proj.weight", index.heads, hidden))
+            parts.append(Part(f"{prefix}.indexer.wk.weight", index.width))
+            parts.append(Part(f"{prefix}.indexer.weights_proj.weight", index.heads))
             self._indexer = Indexer(weights, f"{prefix}.indexer", config, ops)
-        self._input = turned(torch.cat(parts))
-        self._widths = [g.q_rank + g.kv_rank + g.rope, *(len(part) for part in parts[2:])]
+        self._input = Linear(weights, parts, hidden, ops, joined=2)  # the latents have one norm
         # The latents' own factors go into the weights of their norms.
         self._norm = Norm.of(
             [
@@ -54,19 +54,19 @@ class Attention:
             ],
             config.rms_norm_eps,
         )
-        q_b = weights.take(f"{prefix}.q_b_proj.weight", g.heads * (g.nope + g.rope), g.q_rank)
+        self._q_b = Linear(weights, [Part(f"{prefix}.q_b_proj.weight", g.heads * (g.nope + g.rope))], g.q_rank, ops)
         kv_b = weights.take(f"{prefix}.kv_b_proj.weight", g.heads * (g.nope + g.value), g.kv_rank)
         by_head = kv_b.view(g.heads, g.nope + g.value, g.kv_rank)
-        self._q_b, self._kv_b = turned(q_b), turned(kv_b)
+        self._kv_b = turned(kv_b)
         self._key_up = by_head[:, : g.nope].contiguous()  # [heads, nope, rank]
         self._value_up = by_head[:, g.nope :].transpose(1, 2).contiguous()  # [heads, rank, value]
-        self._absorbed_q_b = self._absorb(q_b)
-        self._output = turned(weights.take(f"{prefix}.o_proj.weight", hidden, g.heads * g.value))
+        self._absorbed_q_b = self._absorb()
+        self._output = Linear(weights, [Part(f"{prefix}.o_proj.weight", hidden)], g.heads * g.value, ops)
 
-    def add_to(self, residual: Tensor, x: Tensor, step: GroupStep, cache: LayerCache) -> Tensor:
+    def add_to(self, residual: Tensor, x: Tensor | Normed, step: GroupStep, cache: LayerCache) -> Tensor:
         """x: [tokens, hidden], normed. Writes the new rows, then attends."""
         g = self._geometry
-        latents, gates, *index = torch.split(torch.mm(x, self._input), self._widths, dim=-1)
+        latents, gates, *index = self._input.split(self._input(x))
         latents = self._ops.rms_norm(latents, self._norm)
         q_latent, rows = latents[:, : g.q_rank], latents[:, g.q_rank :]
         self._ops.rotate(rows[:, g.kv_rank :].unsqueeze(1), step.turns)
@@ -84,20 +84,22 @@ class Attention:
             weights = None if index_weights is None else index_weights[span]
             parts.append(self._prefill(q_latent[span], weights, step.turns[span], prefill, cache))
         attended = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return torch.addmm(residual, self._ops.gate(attended, gates), self._output)
+        return self._output.added_to(residual, self._ops.gate(attended, gates))
 
-    def decode(self, residual: Tensor, x: Tensor, step: PagedDecode, cache: LayerCache) -> Tensor:
+    def decode(self, residual: Tensor, x: Tensor | Normed, step: PagedDecode, cache: LayerCache) -> Tensor:
         """The same for a step of decodes alone, with rows found by the kernels."""
         g, ops, indexer = self._geometry, self._ops.paged, self._indexer
         assert ops is not None
-        latents, gates, *index = torch.split(torch.mm(x, self._input), self._widths, dim=-1)
+        latents, gates, *index = self._input.split(self._input(x))
         keys = index_q = None
         if indexer is not None:
             assert cache.index_cache is not None
             keys = indexer.new_keys(index[0], cache.index_cache)
         rows = LatentCache(cache.latent)
-        q_latent = ops.latent_write(latents, self._norm, step.turns, step.slots, step.rows.pages, rows, keys)
-        q = torch.mm(q_latent, self._q_b).view(-1, g.heads, g.nope + g.rope)
+        q_latent = self._q_b.ready(
+            ops.latent_write(latents, self._norm, step.turns, step.slots, step.rows.pages, rows, keys)
+        )
+        q = self._by_head(q_latent)
         if indexer is not None and step.every is None:
             index_q = indexer.raw_queries(q_latent)
         q = ops.absorb_queries(q, self._key_up, step.turns, index_q)
@@ -111,7 +113,10 @@ class Attention:
                 positions = indexer.choose_positions(index_q, index[1], cache.index_cache, step)
             assert positions is not None
             attended = ops.sparse_mla_decode(q, rows, step.rows, positions, g.kv_rank, self._scale)
-        return torch.addmm(residual, ops.mla_values(attended, self._value_up, gates), self._output)
+        if self._output.coded and g.value == FP8_TILE:  # a head's values share a scale
+            assert self._ops.fp8 is not None
+            return self._output.added_to(residual, self._ops.fp8.mla_values(attended, self._value_up, gates))
+        return self._output.added_to(residual, ops.mla_values(attended, self._value_up, gates))
 
     def _decode(
         self, q_latent: Tensor, index_weights: Tensor | None, turns: Tensor, decode: Decode, cache: LayerCache
@@ -153,9 +158,14 @@ class Attention:
     def _queries(self, q_latent: Tensor, turns: Tensor) -> Tensor:
         """[tokens, heads, nope + rope]"""
         g = self._geometry
-        q = torch.mm(q_latent, self._q_b).view(-1, g.heads, g.nope + g.rope)
+        q = self._by_head(q_latent)
         self._ops.rotate(q[..., g.nope :], turns)
         return q
+
+    def _by_head(self, q_latent: Rows) -> Tensor:
+        """[tokens, heads, nope + rope], not turned yet."""
+        g = self._geometry
+        return self._q_b.split(self._q_b(q_latent))[0].unflatten(1, (g.heads, g.nope + g.rope))
 
     def _absorbed_queries(self, q_latent: Tensor, turns: Tensor) -> Tensor:
         """[tokens, heads, rank + rope], to be held against cache rows."""
@@ -172,11 +182,12 @@ class Attention:
         """[tokens, heads, rank] → [tokens, heads, value]"""
         return torch.bmm(mixed.transpose(0, 1), self._value_up).transpose(0, 1)
 
-    def _absorb(self, q_b: Tensor) -> Tensor | None:
+    def _absorb(self) -> Tensor | None:
         """Both steps from query latent to absorbed query as one matrix, where that is no more work than the two."""
-        g = self._geometry
-        if q_b.dtype != torch.float32 or g.kv_rank * g.q_rank > g.nope * (g.q_rank + g.kv_rank):
+        g, q_b = self._geometry, self._q_b.plain
+        wide = q_b is None or q_b.dtype != torch.float32
+        if wide or g.kv_rank * g.q_rank > g.nope * (g.q_rank + g.kv_rank):
             return None
-        by_head = q_b.double().view(g.heads, g.nope + g.rope, g.q_rank)
+        by_head = q_b.T.double().reshape(g.heads, g.nope + g.rope, g.q_rank)
         nope = torch.bmm(self._key_up.double().transpose(1, 2), by_head[:, : g.nope])
         return turned(torch.cat([nope, by_head[:, g.nope :]], dim=1).flatten(0, 1).float())

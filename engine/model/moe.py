@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from engine.config.model import ModelConfig
-from engine.kernels.ops import Experts, Ops, Routing
-from engine.model.blocks import TEXT_PARTS, DenseMlp, MlpParts, Weights
+from engine.config.model import FP8_TILE, ModelConfig
+from engine.kernels.ops import Experts, Fp8Experts, Fp8Weight, Normed, Ops, Routing
+from engine.model.blocks import Weights
+from engine.model.linear import plain_rows
+from engine.model.mlp import TEXT_PARTS, DenseMlp, MlpParts
 
 
 class MoeMlp:
@@ -16,12 +19,18 @@ class MoeMlp:
         self._routing = Routing(moe.chosen, moe.groups, moe.chosen_groups, moe.normalise, moe.scale)
         self._router = weights.take_float(f"{prefix}.gate.weight", moe.experts, hidden)
         self._bias = weights.take_float(f"{prefix}.gate.e_score_correction_bias", moe.experts)
-        self._experts = take_experts(weights, f"{prefix}.experts", moe.experts, hidden, moe.inter)
+        self._experts: Experts | Fp8Experts
+        if ops.fp8 is not None and _are_fp8(weights, f"{prefix}.experts", hidden, moe.inter):
+            self._experts = _take_fp8_experts(weights, f"{prefix}.experts", moe.experts, hidden, moe.inter)
+        else:
+            self._experts = take_experts(weights, f"{prefix}.experts", moe.experts, hidden, moe.inter)
         self._shared = DenseMlp(weights, f"{prefix}.shared_experts", hidden, moe.shared_inter, ops)
 
-    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        ids, chosen_weights = self._ops.moe_route(x, self._router, self._bias, self._routing)
-        with_routed = self._ops.moe_gemm(residual, x, ids, chosen_weights, self._experts)
+    def add_to(self, residual: Tensor, x: Tensor | Normed) -> Tensor:
+        rows = plain_rows(x)
+        ids, chosen_weights = self._ops.moe_route(rows, self._router, self._bias, self._routing)
+        inputs = x.quantised if isinstance(x, Normed) and isinstance(self._experts, Fp8Experts) else rows
+        with_routed = self._ops.moe_gemm(residual, inputs, ids, chosen_weights, self._experts)
         return self._shared.add_to(with_routed, x)
 
 
@@ -41,3 +50,33 @@ def take_experts(
     assert gate_up is not None
     assert down is not None
     return Experts.of(gate_up, down)
+
+
+def _are_fp8(weights: Weights, prefix: str, hidden: int, inter: int) -> bool:
+    """All are as the first is."""
+    names = (f"{prefix}.0.{part}.weight" for part in TEXT_PARTS)
+    return not hidden % FP8_TILE and not inter % FP8_TILE and all(map(weights.is_fp8, names))
+
+
+def _take_fp8_experts(weights: Weights, prefix: str, experts: int, hidden: int, inter: int) -> Fp8Experts:
+    gate_up = down = None
+    for expert in range(experts):
+        gate, up, one_down = (
+            weights.take_fp8(f"{prefix}.{expert}.{part}.weight", *shape)
+            for part, shape in zip(TEXT_PARTS, ((inter, hidden), (inter, hidden), (hidden, inter)), strict=True)
+        )
+        if gate_up is None or down is None:
+            gate_up = _empty(gate, experts, 2 * inter, hidden)
+            down = _empty(one_down, experts, hidden, inter)
+        for whole, first, second in zip(gate_up, gate, up, strict=True):
+            torch.cat([first, second], out=whole[expert])
+        for whole, part in zip(down, one_down, strict=True):
+            whole[expert] = part
+    assert gate_up is not None
+    assert down is not None
+    return Fp8Experts(gate_up, down)
+
+
+def _empty(like: Fp8Weight, experts: int, rows: int, columns: int) -> Fp8Weight:
+    codes = like.codes.new_empty(experts, rows, columns)
+    return Fp8Weight(codes, like.scales.new_empty(experts, rows // FP8_TILE, columns // FP8_TILE))

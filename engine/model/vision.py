@@ -15,7 +15,8 @@ from torch import Tensor
 
 from engine.config.encoders import VisionConfig
 from engine.kernels.ops import Norm, Ops, Routing
-from engine.model.blocks import DenseMlp, LayerNorm, MlpParts, Weights
+from engine.model.blocks import LayerNorm, Weights
+from engine.model.mlp import DenseMlp, MlpParts
 from engine.model.moe import take_experts
 from engine.model.packed import Packing, attention
 

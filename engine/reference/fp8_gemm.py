@@ -21,6 +21,13 @@ class Fp8Weight(NamedTuple):
         return cls(raw.masked_fill(raw == 0x80, 0), scales.float())
 
 
+class Fp8Experts(NamedTuple):
+    """Of all experts of a layer."""
+
+    gate_up: Fp8Weight  # [experts, 2 · inter, hidden], gate rows first
+    down: Fp8Weight  # [experts, hidden, inter]
+
+
 def weight_values(weight: Fp8Weight) -> Tensor:
     """fp32."""
     rows, columns = weight.codes.shape[-2:]

@@ -16,6 +16,13 @@ class Quantised(NamedTuple):
     scales: Tensor  # fp32 [rows, width / 128], by which codes are multiplied
 
 
+class Normed(NamedTuple):
+    """The same rows twice."""
+
+    rows: Tensor
+    quantised: Quantised
+
+
 def fp8_quant(x: Tensor) -> Quantised:
     """x: [rows, width], width a multiple of 128."""
     grouped = x.float().unflatten(1, (-1, GROUP))
