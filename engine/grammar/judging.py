@@ -34,7 +34,7 @@ class Judge:
 
     def text_of(self, rule: Mapping[str, Any]) -> str:
         """The rule as a grammar in the library's notation, found to be within the limits."""
-        if self._process is None:
+        if self._process is None or self._process.poll() is not None:
             self.start()
         answer = self._ask(rule, COMPILE_S + _GRACE_S)
         if "error" in answer:
@@ -69,6 +69,8 @@ class Judge:
         return found
 
     def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is not None and self._process.poll() is not None:
+            self._end()
         if self._process is None:
             self._process = subprocess.Popen(
                 self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=_TOP, bufsize=-1

@@ -44,7 +44,7 @@ class Function(msgspec.Struct, frozen=True, omit_defaults=True):
 
     name: str
     parameters: str | None = None  # JSON text of a schema, in the client's key order; None: no arguments
-    strict: bool = True  # else only the form of its calls is kept, not what the schema says of the arguments
+    strict: bool = True  # the schema is kept, or refused; else as much of it is kept as can be
 
 
 class ToolCalls(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
