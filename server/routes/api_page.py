@@ -48,6 +48,10 @@ _WEATHER = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     },
 }
+_RED_SQUARE = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAABwAAAAcAQMAAABIw03XAAAAA1BMVEXIHh4WiPieAAAADElEQVR42mNgGDwAAACM"
+    "AAG8DKgnAAAAAElFTkSuQmCC"
+)
 CHAT_EXAMPLES: dict[str, dict[str, Any]] = {
     "question": {"model": _MODEL, "messages": _QUESTION, "max_tokens": 64},
     "stream": {
@@ -63,6 +67,19 @@ CHAT_EXAMPLES: dict[str, dict[str, Any]] = {
         "tools": [_WEATHER],
         "reasoning_effort": "none",
         "max_tokens": 64,
+    },
+    "picture": {
+        "model": _MODEL,
+        "messages": [
+            {
+                "role": "user",
+                "content": [
+                    {"type": "image_url", "image_url": {"url": _RED_SQUARE}},
+                    {"type": "text", "text": "Which colour is it?"},
+                ],
+            }
+        ],
+        "max_tokens": 16,
     },
     "sampling": {
         "model": _MODEL,

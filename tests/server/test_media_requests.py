@@ -1,8 +1,10 @@
 """Requests with media, to the gateway on a port, before a scripted engine that keeps what it was handed."""
 
+import io
 import re
 from typing import Any
 
+import av
 import httpx
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from tests.support.media_links import content, data_url, file_part, part, sound_
 IMAGE_PAD, AUDIO_PAD = (prompts().tokenizer.token_id(pad) for pad in ("<|imgpad|>", "<|audio_comp_pad|>"))
 WAV = encoded.wav((np.sin(np.arange(16000) * 0.2) * 16000).astype(np.int16)[:, None])
 ASK = text("What is it?")
+TONES = (np.sin(np.arange(48000) * 0.1) * 8000).astype(np.int16)
 
 
 def asked(gateway: LiveGateway, *messages: dict[str, Any], **fields: Any) -> tuple[httpx.Response, Submit]:
@@ -238,3 +241,39 @@ def test_counts_and_times_of_media_are_metrics(gateway: LiveGateway) -> None:
         for name in ("dots3_media_items_total", "dots3_media_decode_seconds_count"):
             key = f'{name}{{kind="{kind}"}}'
             assert after[key] - before[key] == 1
+
+
+def test_what_was_decoded_is_decoded_once_for_the_same_request(gateway: LiveGateway) -> None:
+    film = part("video", data_url(encoded.film(list(range(0, 3000, 40)), "mov", sound=TONES)))
+
+    def decode_s(**fields: Any) -> float:
+        before = gateway.counts()['dots3_media_decode_seconds_sum{kind="video"}']
+        asked(gateway, user(film), **fields)
+        return gateway.counts()['dots3_media_decode_seconds_sum{kind="video"}'] - before
+
+    assert decode_s() > 0
+    assert decode_s() == 0
+    assert decode_s(mm_processor_kwargs={"audio_cap": 0}) > 0
+    assert decode_s(cache_salt="mine") > 0
+    assert decode_s() == 0
+
+
+def test_a_film_whose_packets_lie_is_counted_and_planned_again(gateway: LiveGateway) -> None:
+    whole = encoded.film(list(range(0, 8000, 40)), "matroska", "libvpx-vp9", gop=1)
+    with av.open(io.BytesIO(whole), "r") as container:
+        last = [bytes(packet) for packet in container.demux(video=0) if packet.size][-1]
+    at = whole.rfind(last)
+    damaged = whole[:at] + bytes(len(last)) + whole[at + len(last) :]
+
+    answer, submit = asked(gateway, user(part("video", data_url(damaged)), file_part("opus.webm")))
+
+    right = prepare_film(damaged, VideoRequest(seq=submit_share(2), output_reserve=0), LIMITS)
+    assert right.plan.frame_indices[-1] == 198
+    assert media_of(answer)[0]["tokens"] == right.plan.prompt_tokens
+    for place, frame in enumerate(right.frames):
+        assert np.array_equal(array(submit, place), frame)
+
+
+def submit_share(films: int) -> int:
+    """What each of a turn's films may take of the scripted engine's context, beside a short text."""
+    return (8192 - 8192 // 4) // films
