@@ -2,7 +2,7 @@
 
 Layers DSA, DSA, SWA, SWA, SWA, DSA, the first with a dense MLP, the others with all 256 experts. Scheduler, runner,
 recorded decode steps and sampler are the worker's own; requests sample at temperature 1, so that they do not converge.
-`dots3 bench slice` or `python -m bench.slice`: writes `slice-NAME.json`, times as they are and as the least that the
+`dots3 bench slice` or `python -m bench.slice`: writes `slice-NAME.json`, FP8 weights unless told otherwise, times as they are and as the least that the
 machine's own ceilings, measured in the same run, allow.
 """
 
@@ -44,6 +44,7 @@ CONFIG: dict[str, Any] = {
     "layer_types": [f"{kind}_attention" for kind in ("full", "full", "sliding", "sliding", "sliding", "full")],
     "sliding_window_size": 513,
 }
+FP8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
 DECODES = ((1, 2048), (8, 2048), (32, 2048), (128, 2048), (8, 32_768))
 PREFILLS = ((1, 8192), (8, 4096))
 STEPS = 64
@@ -84,7 +85,7 @@ class Bench(NamedTuple):
 def build(config: ModelConfig, engine: EngineConfig) -> Bench:
     device = torch.device("cuda")
     # No bias: it would send all tokens to the same few experts.
-    weights = RandomWeights(device, torch.bfloat16, bias=0.0)
+    weights = RandomWeights(device, torch.bfloat16, bias=0.0, fp8=config.fp8)
     model = TextModel(weights, config, ops_for(device), engine.max_model_len)
     plan = plan_capacity(config, engine, int(torch.cuda.mem_get_info()[0]))
     pool = KvPool(plan, device)
@@ -190,11 +191,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="dots3 bench slice", description=__doc__)
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result")
     parser.add_argument("--name", default="h200", help="of the GPU, in the result's name")
+    parser.add_argument("--weights", choices=("fp8", "bfloat16"), default="fp8")
     parser.add_argument("--commit", help="of the code, where it runs as a copy without its history")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         parser.exit(2, "the slice is measured on a GPU, and torch sees none\n")
-    config = ModelConfig.from_json(CONFIG)
+    config = ModelConfig.from_json(CONFIG | (FP8 if options.weights == "fp8" else {}))
     engine = EngineConfig.for_device(
         "cuda", max_model_len=33_792, max_num_seqs=128, enable_prefix_caching=False, cache_bytes=12 << 30
     )
@@ -212,13 +214,14 @@ def main(arguments: list[str] | None = None) -> None:
     layers = [layer for batch, context in DECODES for layer in layers_of(bench, batch, context)]
     figures = {
         "ceilings": limits._asdict(),
-        "weights": "bfloat16",
+        "weights": options.weights,
         "rows": [row | {"of_floor": row["floor_ms"] / row["wall_ms"]} for row in rows],
         "layers": layers,
         "memory": {"weights_bytes": weights_bytes, "peak_bytes": peak_bytes},
         "kv_bytes_per_token": {group.name: group.bytes_per_token for group in bench.plan.groups},
     }
-    keep(f"slice-{options.name}", gpu_machine(options.commit), figures, options.out)
+    name = f"slice-{options.name}" + ("" if options.weights == "fp8" else f"-{options.weights}")
+    keep(name, gpu_machine(options.commit), figures, options.out)
     show("Six layers at released widths", [_shown(row) for row in rows])
 
 

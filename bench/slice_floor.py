@@ -9,7 +9,6 @@ from __future__ import annotations
 from bench.gpu import Ceilings
 from engine.config.model import Geometry, ModelConfig
 
-_WEIGHT_BYTES = 2  # bfloat16
 _INDEX_KEY_BYTES = 132
 
 
@@ -42,10 +41,19 @@ def used_values(config: ModelConfig, experts: float) -> float:
     return layers + sum(mlp_values(config, layer, experts) for layer in range(config.num_layers))
 
 
+def weight_bytes(config: ModelConfig, experts: float) -> float:
+    """The head is never FP8, nor is what takes latents up to keys and values."""
+    values = used_values(config, experts)
+    if not config.fp8:
+        return 2 * values
+    geometries = (config.geometry(kind) for kind in config.layer_types)
+    return values + sum(g.heads * (g.nope + g.value) * g.kv_rank for g in geometries)
+
+
 def decode_floor(config: ModelConfig, batch: int, context: int, limits: Ceilings) -> float:
     """Milliseconds of a step with one token a sequence."""
     head = config.hidden * config.vocab_size
-    moved = _WEIGHT_BYTES * (used_values(config, touched_experts(config, batch)) + head)
+    moved = weight_bytes(config, touched_experts(config, batch)) + 2 * head
     attention = 0.0
     for kind in config.layer_types:
         g = config.geometry(kind)
@@ -61,15 +69,17 @@ def decode_floor(config: ModelConfig, batch: int, context: int, limits: Ceilings
 
 def prefill_floor(config: ModelConfig, batch: int, tokens: int, limits: Ceilings) -> float:
     """Milliseconds of whole prompts; attention in the form that takes fewer operations."""
-    flop = 2.0 * batch * tokens * used_values(config, config.moe.chosen)
+    flop = 0.0  # of attention, which is not FP8
     for kind in config.layer_types:
         g = config.geometry(kind)
         pairs = float(sum(_seen(config, kind, position + 1) for position in range(tokens)))
         flop += 2.0 * batch * pairs * g.heads * _pair_width(g)
         if kind == "dsa" and tokens > config.indexer.top_k:
             flop += batch * tokens * (tokens + 1.0) * config.indexer.heads * config.indexer.width
-    moved = _WEIGHT_BYTES * used_values(config, touched_experts(config, batch * tokens))
-    return limits.floor_us(moved, flop) / 1e3
+    moved = weight_bytes(config, touched_experts(config, batch * tokens))
+    products = 2.0 * batch * tokens * used_values(config, config.moe.chosen)
+    operations_us = limits.floor_us(0, products, config.fp8) + limits.floor_us(0, flop)
+    return max(operations_us, limits.floor_us(moved, 0)) / 1e3
 
 
 def _pair_width(g: Geometry) -> int:

@@ -30,12 +30,12 @@ class Linear:
     def __init__(self, weights: Weights, parts: Sequence[Part], width: int, ops: Ops, joined: int = 1) -> None:
         """`joined`: so many of the first parts are one piece; where tiles would part them, all are plain."""
         self._ops = ops
-        self._dtype = weights.dtype
         self._coded: Fp8Weight | None = None
         self.plain: Tensor | None = None  # [in, out]
         rows = [part.rows for part in parts]
         whole = width % FP8_TILE == 0 and all(count % FP8_TILE == 0 for count in rows[: joined - 1])
         if ops.fp8 is not None and whole and all(weights.is_fp8(part.name) for part in parts):
+            self._dtype = weights.dtype
             gaps = [-count % FP8_TILE for count in rows]
             coded = [weights.take_fp8(part.name, part.rows, width) for part in parts]
             codes = [F.pad(one.codes, (0, 0, 0, gap)) for one, gap in zip(coded, gaps, strict=True)]

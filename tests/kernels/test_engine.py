@@ -14,6 +14,7 @@ from engine.config.model import ModelConfig
 from engine.kernels.ops import AttentionSizes, IndexSizes, Ops, ops_for
 from engine.kernels.triton_ops import TRITON, check_triton_sizes
 from engine.model.decoder import TextModel
+from engine.reference.fp8_gemm import weight_values
 from tests.support.paged_run import PagedRun
 from tests.support.tiny_model import VOCAB, tiny_config
 
@@ -81,3 +82,40 @@ def test_bfloat16_is_as_near_as_plain_torch() -> None:
         sum(float((one.float() - true).norm()) for one, true in zip(side, exact, strict=True)) for side in (ours, plain)
     ]
     assert errors[0] <= 2 * errors[1]
+
+
+class WidenedWeights(RandomWeights):
+    """The numbers of FP8 weights in another type."""
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        if super().is_fp8(name):
+            return weight_values(self.take_fp8(name, *shape)).to(self.dtype)
+        return super().take(name, *shape)
+
+    def is_fp8(self, name: str) -> bool:
+        return not name
+
+
+FP8 = tiny_config(
+    num_hidden_layers=2, layer_types=["full_attention", "sliding_attention"], hidden_size=128, num_attention_heads=2,
+    num_key_value_heads=2, q_lora_rank=128, swa_q_lora_rank=128, kv_lora_rank=32, qk_rope_head_dim=16,
+    v_head_dim=64, swa_kv_lora_rank=64, swa_qk_rope_head_dim=16, swa_head_dim=44, swa_v_head_dim=128,
+    intermediate_size=128, index_n_heads=16, index_head_dim=32, index_topk=5, sliding_window_size=4,
+    n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=128, moe_shared_expert_intermediate_size=128,
+    quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]},
+)  # fmt: skip
+
+
+@pytest.mark.e2e
+def test_fp8_weights_stay_near_the_same_weights_widened(device: str) -> None:
+    """What parts them is how activations are rounded for FP8 products."""
+    config = ModelConfig.from_json(FP8)
+    place = torch.device(device)
+    sides = [
+        TextModel(weights, config, TRITON, 512)
+        for weights in (RandomWeights(place, torch.bfloat16, fp8=True), WidenedWeights(place, torch.bfloat16, fp8=True))
+    ]
+    ours, plain = (hidden_states(model, ({0: 5}, {0: 1})) for model in sides)
+    for one, other in zip(ours, plain, strict=True):
+        assert torch.nn.functional.cosine_similarity(one.double().flatten(), other.double().flatten(), 0) > 0.98
+        assert not torch.equal(one, other)

@@ -54,3 +54,27 @@ def test_recorded_steps_are_as_good_as_others(device: str) -> None:
         for name in step:
             assert (plain[name] - ours[name]).abs().max() < 1e-5
     assert graphed.recorded == 2  # of 1 and of 4
+
+
+@pytest.mark.gpu
+def test_a_recorded_step_never_waits_for_the_device() -> None:
+    """Any wait within it is an error here; fetching the sampled ids comes after it."""
+    model = model_of(SMALL, TRITON, torch.bfloat16, "cuda")
+    graphed = GraphedModel(model, GpuRecorder())
+    run = PagedRun(graphed, layout="cuda", dtype="bfloat16")  # type: ignore[arg-type]
+    run.step({0: [5, 9, 7, 8]})
+    run.step({0: [6]})
+    contexts: list[tuple[Tensor, ForwardContext]] = []
+    forward = graphed.forward
+
+    def noted(tokens: Tensor, ctx: ForwardContext, pool: KvPool) -> Tensor:
+        contexts.append((tokens, ctx))
+        return forward(tokens, ctx, pool)
+
+    graphed.forward = noted  # type: ignore[method-assign]
+    run.step({0: [7]})
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        forward(*contexts[0], run.pool)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.gpu import Ceilings
-from bench.slice import CONFIG
+from bench.slice import CONFIG, FP8
 from bench.slice_floor import attention_values, decode_floor, mlp_values, prefill_floor, touched_experts
 from engine.config.model import ModelConfig
 
@@ -30,5 +30,7 @@ def test_few_tokens_touch_few_experts() -> None:
 def test_floors_move_with_what_a_step_has_to_do() -> None:
     # One token: (9 experts and attention) of six layers and the head, two bytes each, at 4.26 TB/s.
     assert decode_floor(CONFIGURED, 1, 2048, LIMITS) == pytest.approx(1.30, rel=0.01)
+    # As FP8 one byte each, but for the head and for what takes latents up to keys and values.
+    assert decode_floor(ModelConfig.from_json(CONFIG | FP8), 1, 2048, LIMITS) == pytest.approx(0.86, rel=0.01)
     assert decode_floor(CONFIGURED, 8, 32_768, LIMITS) > decode_floor(CONFIGURED, 8, 2048, LIMITS)
     assert prefill_floor(CONFIGURED, 8, 4096, LIMITS) > 3.5 * prefill_floor(CONFIGURED, 1, 8192, LIMITS)
