@@ -1,7 +1,7 @@
 """`canitoolcall probe` against the whole program with the bundled checkpoint.
 
-Which tool weak weights choose, and whether their thinking ends, is theirs; what is asserted holds for any: every scenario
-is answered, streamed as whole, by the protocol, with nothing leaked, and a forced call is valid if it is made at all.
+Which tool weak weights choose, and whether their thinking ends, is theirs; what is asserted holds for any: every
+scenario is answered, streamed as whole, by the protocol, with nothing leaked, and a forced call is valid if it is made.
 """
 
 import pytest
@@ -18,7 +18,6 @@ _OF_THE_MODEL = ("expected", "call 0", "call 1", "call 2", "argument values lost
 def test_every_scenario_is_answered_by_the_protocol(start_server: Start) -> None:
     server = start_server("--max-model-len", "1024")  # an answer that finds no end comes to one
     report = probe(server.base_url, MODEL, timeout_s=120)
-    outcomes = {(one.scenario_id, one.check, one.stream): one for one in report.outcomes}
     assert len({one.scenario_id for one in report.outcomes}) == 9
     shown = report.render_text()
     assert not {one.status for one in report.outcomes} & {"error", "skip"}, shown
