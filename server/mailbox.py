@@ -45,7 +45,10 @@ class Mailbox:
                 await self._waiter
             finally:
                 self._waiter = None
-        elif self._is_behind:
+        if self._num_joined == 0 and len(self._events) < _JOINED:  # nearly always
+            events, self._events = self._events, []
+            return events
+        if self._is_behind:
             await asyncio.sleep(0)  # others are to have their turn between the pieces
         count = self._piece()
         events, self._events = self._events[:count], self._events[count:]
