@@ -6,6 +6,7 @@ Owns the blob for as long as the request runs. Knows nothing of what the arrays 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
@@ -15,6 +16,8 @@ from engine.wire.messages import MediaData, Ready
 from server.errors import RequestError
 from server.media.prepared import PlacedMedia
 
+logger = logging.getLogger("dots3.media")
+
 _ROOM_FOR_THE_REST = 32 * 2**20  # of a message: ids and the like
 
 
@@ -23,10 +26,15 @@ async def stage(media: PlacedMedia | None, ready: Ready | None) -> AbstractConte
     if media is None:
         return nullcontext()
     if ready is not None and ready.media is not None and ready.media.probe and is_here(ready.media.probe):
-        return _held(await _made(media), media.num_bytes)
+        try:
+            return _held(await _made(media), media.num_bytes)
+        except OSError as error:  # containers have little shared memory unless they are given more
+            logger.warning("no room in shared memory for %d bytes of media: %s", media.num_bytes, error.strerror)
     limit = MAX_FRAME_BYTES - _ROOM_FOR_THE_REST
     if media.num_bytes > limit:
-        text = f"media for a worker on another host may have {limit} bytes when decoded, got {media.num_bytes}"
+        text = (
+            f"media may have {limit} bytes when decoded where they do not fit in shared memory, got {media.num_bytes}"
+        )
         raise RequestError("too_large", text, "messages")
     return nullcontext(MediaData(num_bytes=media.num_bytes, inline=b"".join(media.parts)))
 
@@ -41,7 +49,7 @@ def _held(blob: SharedBlob, num_bytes: int) -> Iterator[MediaData]:
 
 async def _made(media: PlacedMedia) -> SharedBlob:
     """Closed also if whoever waits for it is cancelled: its file would outlive the request."""
-    making = asyncio.create_task(asyncio.to_thread(_blob, media))
+    making = asyncio.create_task(asyncio.to_thread(SharedBlob, media.parts))
     try:
         return await asyncio.shield(making)
     except asyncio.CancelledError:
@@ -52,11 +60,3 @@ async def _made(media: PlacedMedia) -> SharedBlob:
 def _close_made(making: asyncio.Task[SharedBlob]) -> None:
     if not making.cancelled() and making.exception() is None:
         making.result().close()
-
-
-def _blob(media: PlacedMedia) -> SharedBlob:
-    try:
-        return SharedBlob(media.parts)
-    except OSError as error:
-        text = f"there is no room in shared memory for {media.num_bytes} bytes of media: {error.strerror}"
-        raise RequestError("queue_full", text) from error

@@ -1,6 +1,8 @@
 """How arrays reach the worker, in shared memory or in the message; and how long what was decoded is kept."""
 
 import asyncio
+import resource
+import signal
 from pathlib import Path
 
 import msgspec
@@ -104,13 +106,34 @@ def test_a_worker_elsewhere_gets_the_bytes_in_the_message(probe: str) -> None:
     asyncio.run(run())
 
 
+def test_a_shared_memory_that_is_full_is_done_without(caplog: pytest.LogCaptureFixture) -> None:
+    """As in a container: here a limit on the size of files takes its place."""
+    large = PlacedMedia((), (memoryview(bytes(2**20)),) * 2, ())
+
+    async def run(probe: str) -> None:
+        with await stage(large, ready_with(probe)) as data:
+            assert data is not None
+            assert (data.blob, len(data.inline)) == ("", 2**21)
+
+    probe, limits = SharedBlob([b"probe"]), resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, limits[1]))
+        asyncio.run(run(probe.name))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, ignored)
+        probe.close()
+    assert "no room in shared memory for 2097152 bytes" in caplog.text
+
+
 def test_what_no_message_can_hold_is_refused() -> None:
     large = PlacedMedia((), (memoryview(bytes(2**20)),) * 225, ())
 
     async def run() -> None:
         await stage(large, ready_with(""))
 
-    with pytest.raises(RequestError, match="234881024 bytes when decoded, got 235929600") as caught:
+    with pytest.raises(RequestError, match=r"234881024 bytes when decoded, .* got 235929600") as caught:
         asyncio.run(run())
     assert caught.value.status == 413
 
