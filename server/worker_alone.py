@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -39,11 +40,19 @@ def run_worker(
     return asyncio.run(_run(command, address, key))
 
 
+def reached(address: str) -> str:
+    """Where this host reaches what listens at `address`, which may name all its interfaces."""
+    found = re.fullmatch(r"tcp://(?:(\*|0\.0\.0\.0)|(\[::\])):(\d+)", address)
+    if found is None:
+        return address
+    return f"tcp://{'127.0.0.1' if found[1] else '[::1]'}:{found[3]}"
+
+
 async def _run(command: Sequence[str], address: str, key: WireKey | None) -> int:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    link = WorkerLink("worker", address, key)
+    link = WorkerLink("worker", reached(address), key)
     try:
         link.start()
     except AddressError as error:
