@@ -104,6 +104,8 @@ def _dsa_decode(ctx: ForwardContext, pool: KvPool, top_k: int) -> Decode:
 
 
 def _swa_decode(ctx: ForwardContext, part: PoolPart, window: int) -> Decode:
+    if ctx.num_decodes == 1:
+        return Decode(1, RowList(_window_of(ctx, part, window, 0).unsqueeze(0), None), None)
     lens = ctx.seq_lens[: ctx.num_decodes]
     listed = min(max(lens), window)
     table = ctx.swa_table[: ctx.num_decodes]
@@ -132,13 +134,19 @@ def _dsa_prefill(ctx: ForwardContext, pool: KvPool, top_k: int, index: int) -> P
 
 
 def _swa_prefill(ctx: ForwardContext, part: PoolPart, window: int, index: int) -> Prefill:
-    start, end, length = ctx.query_starts[index], ctx.query_starts[index + 1], ctx.seq_lens[index]
-    before = length - (end - start)
-    low = max(0, before - window + 1)
+    start, end = ctx.query_starts[index], ctx.query_starts[index + 1]
+    before = ctx.seq_lens[index] - (end - start)
+    return Prefill(start, end, before, _window_of(ctx, part, window, index), None, None, None)
+
+
+def _window_of(ctx: ForwardContext, part: PoolPart, window: int, index: int) -> Tensor:
+    """int64 [keys]: every row that one of the sequence's new tokens sees."""
+    length, new = ctx.seq_lens[index], ctx.query_starts[index + 1] - ctx.query_starts[index]
+    low = max(0, length - new - window + 1)
     first_page = low // part.page_size
     pages = ctx.swa_table[index, first_page : -(-length // part.page_size)].long()
     skipped = first_page * part.page_size
-    return Prefill(start, end, before, part.of_pages(pages)[low - skipped : length - skipped], None, None, None)
+    return part.of_pages(pages)[low - skipped : length - skipped]
 
 
 def _bias(limits: Tensor, listed: int) -> Tensor:

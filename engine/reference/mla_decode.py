@@ -18,13 +18,11 @@ def mla_decode(q: Tensor, cache: Tensor, rows: RowList, rank: int, scale: float)
     queries, _, width = q.shape
     listed = rows.addresses.shape[1]
     keys = cache.index_select(0, rows.addresses.view(-1)).view(queries, listed, width).float()
-    scores = torch.baddbmm(
-        keys[:1, :1, :1] if rows.bias is None else rows.bias,
-        q.float(),
-        keys.transpose(1, 2),
-        beta=0 if rows.bias is None else 1,
-        alpha=scale,
-    )
+    scaled, transposed = q.float() * scale, keys.transpose(1, 2)
+    if rows.bias is None:
+        scores = torch.bmm(scaled, transposed)
+    else:
+        scores = torch.baddbmm(rows.bias, scaled, transposed)
     return torch.bmm(scores.softmax(-1), keys[..., :rank]).to(q.dtype)
 
 

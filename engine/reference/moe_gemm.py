@@ -27,7 +27,7 @@ class Experts(NamedTuple):
 
 def moe_gemm(residual: Tensor, x: Tensor, ids: Tensor, weights: Tensor, experts: Experts) -> Tensor:
     """residual, x: [tokens, hidden]; ids, weights: [tokens, chosen] → residual + y."""
-    if len(x) == 1:
+    if len(x) == 1 and x.dtype == torch.float32:
         return _one_token(residual, x, ids, weights, experts)
     tokens, hidden = x.shape
     chosen = ids.shape[1]
@@ -48,10 +48,12 @@ def moe_gemm(residual: Tensor, x: Tensor, ids: Tensor, weights: Tensor, experts:
 
 
 def _one_token(residual: Tensor, x: Tensor, ids: Tensor, weights: Tensor, experts: Experts) -> Tensor:
+    """fp32: each expert's output goes onto the sum, weighted already where it is narrow."""
     chosen = [experts.each[expert] for expert in ids.view(-1).tolist()]
-    active = silu_mul(torch.cat([torch.mm(x, gate_up) for gate_up, _ in chosen]))
-    outputs = torch.cat([torch.mm(row, down) for row, (_, down) in zip(torch.split(active, 1), chosen, strict=True)])
-    return residual + torch.mm(weights, outputs.float()).to(x.dtype)
+    active = silu_mul(torch.cat([torch.mm(x, gate_up) for gate_up, _ in chosen])).mul_(weights.T)
+    for row, (_, down) in zip(active.split_with_sizes([1] * len(chosen)), chosen, strict=True):
+        residual = torch.addmm(residual, row, down)
+    return residual
 
 
 def _spans(counts: list[int]) -> list[tuple[int, int, int]]:

@@ -118,8 +118,8 @@ def test_only_chosen_experts_are_touched(tokens: int, chosen: int) -> None:
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_operations_are_there_for_cpu_and_cuda_and_no_other_device() -> None:
+def test_operations_are_there_for_a_cpu_and_for_no_unknown_device() -> None:
+    """Those of a GPU are in tests/kernels."""
     assert isinstance(ops_for(torch.device("cpu")), Ops)
-    assert isinstance(ops_for(torch.device("cuda", 0)), Ops)
     with pytest.raises(ValueError, match="mps"):
         ops_for(torch.device("mps"))
