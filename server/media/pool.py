@@ -126,6 +126,7 @@ class _Decoder:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
+                start_new_session=True,  # a signal to the gateway's process group is for the gateway, which may drain
                 # The gateway's own environment may hold secrets.
                 env=_ENVIRON | {"PYTHONPATH": os.pathsep.join(sys.path)},
             )
