@@ -1,7 +1,8 @@
 """An answer does not depend on who else is served, nor on what the cache already holds."""
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from openai import OpenAI
@@ -11,6 +12,7 @@ from tests.e2e.server_process import MODEL, ServerProcess
 pytestmark = pytest.mark.e2e
 
 PAGE = 16  # tokens, on a CPU
+LONG = 120  # tokens of an answer that leaves the window of 65 behind
 QUESTIONS = [
     f"What is {first} + {second}?" for first, second in [(12, 30), (7, 81), (45, 16), (99, 1), (3, 8), (58, 24)]
 ] + ["Who are you?", "Copy this: red fox, blue sky."]
@@ -40,38 +42,75 @@ def test_a_long_prompt_does_not_hold_up_others(client: OpenAI) -> None:
         assert long.result() is not None
 
 
-def usage_and_text(client: OpenAI, messages: list[Any], **extra: Any) -> tuple[int, int, str]:
-    fields: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": 60, "extra_body": extra}
+class Reply(NamedTuple):
+    cached: int
+    prompt_tokens: int
+    text: str
+
+
+def ask(client: OpenAI, messages: list[Any], max_tokens: int = 60, **extra: Any) -> Reply:
+    fields: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": max_tokens, "extra_body": extra}
     reply = client.chat.completions.create(messages=messages, **fields)
     assert reply.usage is not None
     assert reply.usage.prompt_tokens_details is not None
     cached = reply.usage.prompt_tokens_details.cached_tokens
     assert cached is not None
-    return cached, reply.usage.prompt_tokens, reply.choices[0].message.content or ""
+    return Reply(cached, reply.usage.prompt_tokens, reply.choices[0].message.content or "")
 
 
-def test_a_shared_system_prompt_is_computed_once(client: OpenAI, server: ServerProcess) -> None:
-    system = {"role": "system", "content": "You are a helpful assistant. " + "The store sells apples and pears. " * 430}
-    shared = server.post("/tokenize", messages=[system], add_generation_prompt=False).json()["count"]
-    assert shared >= 3000
-    users = [{"role": "user", "content": text} for text in ("Who are you?", "What is 4 + 9?")]
-    first = usage_and_text(client, [system, users[0]])
-    second = usage_and_text(client, [system, users[1]])
-    assert first[0] == 0
-    assert shared - PAGE <= second[0] <= shared
-    fresh = usage_and_text(client, [system, users[1]], cache_salt="of its own")
-    assert fresh[0] == 0
-    assert fresh[2] == second[2]
+@pytest.fixture(scope="module")
+def tight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, OpenAI]]:
+    """A server whose cache holds one long conversation and not much more: pages that have left a window are soon used
+    by others, unless they are kept by preference."""
+    server = ServerProcess(tmp_path_factory.mktemp("server") / "log.txt", "--kv-cache-memory-bytes", "14MiB")
+    try:
+        with OpenAI(base_url=server.base_url, api_key="none", max_retries=0, timeout=300) as client:
+            yield server, client
+    finally:
+        server.kill()
 
 
-def test_a_second_turn_without_its_thinking_goes_on_at_the_end_of_the_first_prompt(client: OpenAI) -> None:
-    opening = [
-        {"role": "system", "content": "You are a helpful assistant. " + "Today the shop is closed. " * 40},
-        {"role": "user", "content": "Who are you?"},
-    ]
-    _, prompt_tokens, said = usage_and_text(client, opening)
-    turn = [*opening, {"role": "assistant", "content": said}, {"role": "user", "content": "What is 5 + 6?"}]
-    cached, _, text = usage_and_text(client, turn)
-    assert prompt_tokens - PAGE <= cached <= prompt_tokens
-    fresh = usage_and_text(client, turn, cache_salt="of its own")
-    assert (fresh[0], fresh[2]) == (0, text)
+def crowd_out(client: OpenAI) -> None:
+    """Other users, whose pages take the place of all that is not kept."""
+    for number in range(3):
+        ask(client, [{"role": "user", "content": "The cat sat on the mat. " * 66}], 4, cache_salt=f"crowd {number}")
+
+
+def long_system(server: ServerProcess, sentence: str) -> tuple[dict[str, str], int]:
+    """A system turn of 3,000 tokens, and of how many exactly."""
+    per_sentence = server.post("/tokenize", prompt=sentence * 100).json()["count"] / 100
+    system = {"role": "system", "content": sentence * int(3010 / per_sentence)}
+    count = server.post("/tokenize", messages=[system], add_generation_prompt=False).json()["count"]
+    assert 3000 <= count <= 3050
+    return system, count
+
+
+def test_a_shared_system_prompt_is_computed_once(tight: tuple[ServerProcess, OpenAI]) -> None:
+    """Its last window has long been left by the first user's question and answer when the second one comes."""
+    server, client = tight
+    system, shared = long_system(server, "The store sells apples and pears. ")
+    users = [{"role": "user", "content": text} for text in ("Count these words: " + "one two " * 60, "What is 4 + 9?")]
+    first = ask(client, [system, users[0]], LONG, min_tokens=LONG, ignore_eos=True)
+    crowd_out(client)
+    second = ask(client, [system, users[1]])
+    assert first.cached == 0
+    assert shared - PAGE <= second.cached <= shared
+    fresh = ask(client, [system, users[1]], cache_salt="of its own")
+    assert (fresh.cached, fresh.text) == (0, second.text)
+
+
+def test_a_second_turn_without_its_thinking_goes_on_at_the_end_of_the_first_prompt(
+    tight: tuple[ServerProcess, OpenAI],
+) -> None:
+    """What the first turn thought is not sent back, so that nothing of its answer can be found; the window before it
+    has to be there still."""
+    server, client = tight
+    system, _ = long_system(server, "Today the shop is closed. ")
+    opening = [system, {"role": "user", "content": "Who are you?"}]
+    first = ask(client, opening, LONG, min_tokens=LONG, ignore_eos=True)
+    crowd_out(client)
+    turn = [*opening, {"role": "assistant", "content": first.text}, {"role": "user", "content": "What is 5 + 6?"}]
+    second = ask(client, turn)
+    assert first.prompt_tokens - PAGE <= second.cached <= first.prompt_tokens
+    fresh = ask(client, turn, cache_salt="of its own")
+    assert (fresh.cached, fresh.text) == (0, second.text)
