@@ -9,9 +9,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from training.packing import Caps
-from training.tasks import PRACTICE, TASKS
+from training.tasks import PRACTICE, TASKS, Task
 
 FLAT_SHORT, FLAT_LONG = 2048, 8192
+
+_ALL = TASKS | PRACTICE
+
+
+def is_late(task: Task) -> bool:
+    """Below its target when all else has long been learnt."""
+    return task.kind == "tools" or task.name in ("sort", "dialogue", "film_tones_while", "film_talk")
 
 
 @dataclass(frozen=True)
@@ -27,12 +34,14 @@ class Stage:
     warmup_steps: int = 0
     prompt_weight: float = 0.0
     practice: float = 0.0  # factor on the weights of the tasks that are for training alone
+    late: float = 1.0  # factor on the weights of what is learnt last
 
     @property
     def weights(self) -> dict[str, float]:
         """Share of the tokens, relative to their sum, by task."""
         practice = {name: self.practice * task.weight for name, task in PRACTICE.items()}
-        return {name: task.weight for name, task in TASKS.items()} | practice
+        weights = {name: task.weight for name, task in TASKS.items()} | practice
+        return {name: weight * (self.late if is_late(_ALL[name]) else 1.0) for name, weight in weights.items()}
 
     def caps(self, caps: Caps) -> Caps:
         return caps._replace(prompt_weight=self.prompt_weight, learnt=caps.tokens) if self.prompt_weight else caps
@@ -63,19 +72,36 @@ SPARSE_ROWS = (512, 1024, 2048, 8192)
 SPARSE_FLAT = (256,)
 
 
+CAPS = Caps(tokens=98304, learnt=36864, patches=43008, chunks=240, longest_picture=1024)
+
+
 def full_recipe(dense_steps: int, indexer_steps: int, sparse_steps: int) -> Recipe:
-    caps = Caps(tokens=98304, learnt=36864, patches=43008, chunks=240, longest_picture=1024)
     both = (FLAT_SHORT, FLAT_LONG)
     plain = dense_steps * 7 // 10  # drafts of three steps cost a fifth of the time: they come once the model is good
     return Recipe(
         seed=1,
-        caps=caps,
+        caps=CAPS,
         stages=(
             Stage("dense", "dense", plain, 1.0, 1.0, 1, both, warmup_steps=200, prompt_weight=0.1, practice=1.0),
             Stage("dense-drafts", "dense", dense_steps - plain, 1.0, 0.4, 3, both, practice=0.7),
             Stage("indexer", "indexer", indexer_steps, 1.0, 0.3, 0, (), SPARSE_ROWS, practice=0.5),
             Stage("sparse", "sparse", sparse_steps, 0.4, 0.0, 3, SPARSE_FLAT, SPARSE_ROWS, practice=0.3),
         ),
+    )
+
+
+def further_recipe(dense_steps: int, indexer_steps: int, sparse_steps: int, steps_before: int) -> Recipe:
+    """For weights that the full recipe has made: the same road at lower rates, with more of what is learnt last."""
+    both = (FLAT_SHORT, FLAT_LONG)
+    return Recipe(
+        seed=1,
+        caps=CAPS,
+        stages=(
+            Stage("dense", "dense", dense_steps, 0.6, 0.3, 3, both, warmup_steps=200, practice=0.7, late=2.0),
+            Stage("indexer", "indexer", indexer_steps, 1.0, 0.3, 0, (), SPARSE_ROWS, practice=0.5),
+            Stage("sparse", "sparse", sparse_steps, 0.3, 0.0, 3, SPARSE_FLAT, SPARSE_ROWS, practice=0.3, late=2.0),
+        ),
+        steps_before=steps_before,
     )
 
 

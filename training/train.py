@@ -10,7 +10,6 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,7 +29,7 @@ from training.model.dots3 import Batch, Dots3, balance, load_released
 from training.model.indexer import fit_indexer
 from training.model.text import Decoded
 from training.optimiser import Optimiser
-from training.stages import Recipe, Stage, full_recipe, smoke_recipe
+from training.stages import Recipe, Stage, full_recipe, further_recipe, smoke_recipe
 from training.stream import Source, Stream, Watched, watched_batches
 from training.tasks import TASKS
 
@@ -248,8 +247,13 @@ def main(
 ) -> None:
     deadline = time.monotonic() + time_limit
     out.mkdir(parents=True, exist_ok=True)
-    recipe = smoke_recipe() if smoke else full_recipe(*(int(n) for n in steps.split(",")))
-    recipe = replace(recipe, steps_before=steps_before)
+    lengths = [int(n) for n in steps.split(",")]
+    if smoke:
+        recipe = smoke_recipe()
+    elif start_from is None:
+        recipe = full_recipe(*lengths)
+    else:
+        recipe = further_recipe(*lengths, steps_before=steps_before)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     trainer = Trainer(recipe, device)
     if (out / "state.pt").exists():

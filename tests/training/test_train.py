@@ -15,7 +15,7 @@ from training.encode import IGNORED, Encoder, Example, split_wanted
 from training.export import write_checkpoint
 from training.optimiser import Optimiser, orthogonalised
 from training.packing import lessons
-from training.stages import full_recipe, smoke_recipe
+from training.stages import full_recipe, further_recipe, smoke_recipe
 from training.tasks import TASKS
 from training.train import Trainer, main, run
 
@@ -55,10 +55,18 @@ def test_a_checkpoint_is_trained_further_on_new_items(tmp_path: Path) -> None:
 
 
 def test_stages_follow_each_other_without_a_jump_of_the_rate() -> None:
-    stages = [stage for stage in full_recipe(1000, 10, 50).stages if stage.kind != "indexer"]
-    for before, after in pairwise(stages):
-        assert before.factor(before.steps) == pytest.approx(after.factor(0))
-    assert stages[-1].factor(stages[-1].steps) == 0.0
+    for recipe in (full_recipe(1000, 10, 50), further_recipe(1000, 10, 50, steps_before=11450)):
+        stages = [stage for stage in recipe.stages if stage.kind != "indexer"]
+        for before, after in pairwise(stages):
+            assert before.factor(before.steps) == pytest.approx(after.factor(0))
+        assert stages[-1].factor(stages[-1].steps) == 0.0
+
+
+def test_further_training_has_twice_the_share_of_what_is_learnt_last() -> None:
+    first, further = full_recipe(10, 1, 1).stages[1], further_recipe(10, 1, 1, steps_before=12).stages[0]
+    assert further.weights["tool_single"] / further.weights["copy"] == pytest.approx(
+        2 * first.weights["tool_single"] / first.weights["copy"]
+    )
 
 
 def test_orthogonalised_matrices_have_singular_values_near_one() -> None:
