@@ -70,6 +70,7 @@ bench: $(VENV)/.train  ## the benchmarks that README quotes, results in bench/re
 	$(BIN)/python -m bench.bench_encoders
 	$(BIN)/python -m bench.bench_gateway
 	$(BIN)/python -m bench.bench_grammar
+	$(BIN)/python -m bench.bench_media
 	$(BIN)/python -m bench.bench_parser
 	$(BIN)/python -m bench.bench_throughput
 

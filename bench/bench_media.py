@@ -22,7 +22,7 @@ import torch
 import uvloop
 
 from bench import media_samples, straight_media
-from bench.child import Child
+from bench.child import Child, process_cpu_s
 from bench.report import ROOT, Row, Spread, console, keep, machine, show, spread
 from multimodal.audio import log_mel, num_audio_tokens
 from multimodal.decode_jobs import DecodePicture, DecodeSound, Film, Picture, ProbeFilm, ReadFrames
@@ -137,27 +137,44 @@ class Compared(NamedTuple):
         return spread([straight / ours for ours, straight in zip(self.ours_s, self.straight_s, strict=True)])
 
 
-async def in_turns(ours: Callable[[], Any], straight: Callable[[], Any], rounds: int) -> Compared:
+class Decoding(NamedTuple):
+    wall: Compared
+    cpu: Compared  # of all processes of a side: what other programs of this machine do is not in it
+
+
+async def in_turns(
+    ours: Callable[[], Any], straight: Callable[[], Any], cpu_s: Callable[[], float], rounds: int
+) -> Decoding:
     """The first round of each warms up and is not counted."""
-    times: tuple[list[float], list[float]] = ([], [])
+    wall: tuple[list[float], list[float]] = ([], [])
+    cpu: tuple[list[float], list[float]] = ([], [])
     for _ in range(rounds + 1):
         for side, work in enumerate((ours, straight)):
-            began_s = time.perf_counter()
+            began_s, cpu_began_s = time.perf_counter(), cpu_s()
             done = work()
             if done is not None:
                 await done
-            times[side].append(time.perf_counter() - began_s)
-    return Compared(times[0][1:], times[1][1:])
+            wall[side].append(time.perf_counter() - began_s)
+            cpu[side].append(cpu_s() - cpu_began_s)
+    return Decoding(*(Compared(first[1:], second[1:]) for first, second in (wall, cpu)))
 
 
-async def decoding(files: Files, plan: VideoPlan, rounds: int) -> dict[str, Compared]:
+async def decoding(files: Files, plan: VideoPlan, rounds: int) -> dict[str, Decoding]:
     # With the priority of the other side: a lower one would measure what else this machine has to do.
     pool = DecodePool(dataclasses.replace(default_pool_limits(), niceness=0))
     try:
         ours, straight = Ours(pool), Straight(plan)
+        pool.warm()
+
+        def cpu_s() -> float:
+            return time.process_time() + sum(map(process_cpu_s, pool.process_ids))
+
         return {
             kind: await in_turns(
-                lambda kind=kind: getattr(ours, kind)(files), lambda kind=kind: getattr(straight, kind)(files), rounds
+                lambda kind=kind: getattr(ours, kind)(files),
+                lambda kind=kind: getattr(straight, kind)(files),
+                cpu_s,
+                rounds,
             )
             for kind in ("photos", "sounds", "films")
         }
@@ -281,8 +298,11 @@ def _prompt_ids(plan: VideoPlan) -> list[int]:
 
 
 async def measure(files: Files, rounds: int) -> dict[str, Compared | list[float]]:
+    console.print("decoding …")
     figures: dict[str, Any] = await decoding(files, _plan(files.film), rounds)
+    console.print("probes …")
     figures["health_ms"] = await health_ms(files)
+    console.print("first token …")
     figures["first_token"] = await first_token(files, rounds)
     return figures
 
@@ -304,10 +324,11 @@ def main() -> None:
         "films": (FILMS * 60, "s of film/s"),
     }
     for kind, (amount, unit) in amounts.items():
-        compared = figures[kind]
+        compared, cpu = figures[kind]
         ours, straight = (spread([amount / took for took in side]) for side in compared)
-        kept[kind] = {"unit": unit, "ours": ours, "straight": straight, "ratio": compared.ratio}
+        kept[kind] = {"unit": unit, "ours": ours, "straight": straight, "ratio": compared.ratio, "cpu_ratio": cpu.ratio}
         rows.append(_ratio_row(f"{kind}: {unit}", f"{ours.median:.3g} against {straight.median:.3g}", compared.ratio))
+        rows.append(Row(f"{kind}: CPU time", f"{cpu.ratio} times less"))
     first = figures["first_token"]
     kept["first_token_s"] = {"ours": spread(first.ours_s), "straight": spread(first.straight_s), "ratio": first.ratio}
     medians = f"{spread(first.ours_s).median:.3g} s against {spread(first.straight_s).median:.3g} s"

@@ -44,7 +44,7 @@ def film() -> bytes:
     ground = _texture(0, 2 * width, height)
     out = io.BytesIO()
     with av.open(out, "w", format="mp4") as container:
-        video = container.add_stream("libx264", rate=FPS, options={"preset": "veryfast"})
+        video = container.add_stream("libx264", rate=FPS, options={"preset": "superfast"})
         video.width, video.height, video.pix_fmt = width, height, "yuv420p"
         track = container.add_stream("aac", rate=SOUND_RATE, layout="stereo")
         for number in range(FILM_S * FPS):

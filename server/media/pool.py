@@ -61,6 +61,11 @@ class DecodePool:
     def num_processes(self) -> int:
         return self._limits.num_processes
 
+    @property
+    def process_ids(self) -> list[int]:
+        """Of those that run now."""
+        return [pid for decoder in (*self._idle, *self._busy) if (pid := decoder.process_id) is not None]
+
     def warm(self) -> None:
         """Start all processes now rather than with the first files."""
         while len(self._idle) + len(self._busy) < self._limits.num_processes:
@@ -112,6 +117,10 @@ class _Decoder:
         self._process: subprocess.Popen[bytes] | None = None
         self._is_killed = False
         self._in_use = threading.Lock()
+
+    @property
+    def process_id(self) -> int | None:
+        return None if self._process is None else self._process.pid
 
     @property
     def is_alive(self) -> bool:
