@@ -8,7 +8,7 @@ from llguidance import LLParserLimits
 
 MAX_RULE_CHARS = 1_000_000  # of all that a request brings for its grammar
 MAX_TEXT_CHARS = 8_000_000  # of the grammar that is made of it
-COMPILE_S = 2.5
+COMPILE_S = 2.0
 COMPILE_BYTES = 1 << 30
 
 # Of the library: fuel is spent at about 14,000 units a millisecond, items at 20,000. A step that needs more ends in an
@@ -29,6 +29,10 @@ _LISTING = re.compile(r"\d+ \||\^$|<non-verbose/>$")
 
 class GrammarError(ValueError):
     """A grammar that cannot be kept. The message is for the client."""
+
+
+class BusyError(GrammarError):
+    """Too many grammars at once: this one was not tried."""
 
 
 def shortened(message: str) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from engine.grammar.judging import Judge
-from engine.grammar.limits import GrammarError
+from engine.grammar.limits import BusyError, GrammarError
 from engine.grammar.matcher import CompiledGrammar, Matcher
 from engine.grammar.vocabulary import Vocabulary
 from engine.runtime.mailroom import Compiled
@@ -25,7 +25,7 @@ from engine.wire.grammar import Rule
 from engine.wire.messages import Submit
 
 _NUM_JUDGES = 2  # so that one grammar that takes its whole time holds up no other
-_MAX_WAIT_S = 4.0  # for a judge
+_MAX_WAIT_S = 2.5  # for a judge: the time that it may take comes on top, and a refusal has to be there within 5 s
 _MAX_CACHED = 128  # grammars, and refusals
 _MAX_CACHED_BYTES = 64 << 20  # of the rules that they were made of; what is made of one takes several times as much
 
@@ -84,7 +84,7 @@ class Grammars:
 
     def _made(self, rule: Rule, since: float) -> CompiledGrammar | GrammarError:
         if time.monotonic() - since > _MAX_WAIT_S:
-            raise GrammarError("too many other grammars are being compiled; it may be sent again")
+            raise BusyError("too many others are being compiled; it may be sent again")
         judge = self._judges.get()
         try:
             text = judge.text_of(msgspec.to_builtins(rule))
@@ -99,9 +99,10 @@ def _compiled(submit: Submit, ended: Future[tuple[Matcher, ...]]) -> Compiled:
     error = ended.exception()
     if error is None:
         return Compiled(submit, ended.result())
-    if not isinstance(error, GrammarError):
-        log.error("the grammar of %s could not be compiled", submit.request_id, exc_info=error)
-    return Compiled(submit, (), str(error))
+    if isinstance(error, GrammarError):
+        return Compiled(submit, (), str(error), "queue_full" if isinstance(error, BusyError) else "invalid_value")
+    log.error("the grammar of %s could not be compiled", submit.request_id, exc_info=error)
+    return Compiled(submit, (), str(error), "internal_error")
 
 
 class Cache:

@@ -184,7 +184,7 @@ class Loop:
         if compiled.refusal is None:
             self._scheduler.start(submit, compiled.matchers)
         elif self._scheduler.is_current(submit):
-            self._fail(submit.request_id, "invalid_value", f"the grammar cannot be used: {compiled.refusal}")
+            self._fail(submit.request_id, compiled.code, f"the grammar cannot be used: {compiled.refusal}")
 
     # ---- a step
 

@@ -52,6 +52,7 @@ class Compiled(NamedTuple):
     submit: Submit
     matchers: tuple[Matcher, ...]  # one a choice
     refusal: str | None = None
+    code: str = "invalid_value"  # of the refusal
 
 
 Letter = Arrived | Left | Stopping | Compiled

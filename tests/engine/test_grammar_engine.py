@@ -252,3 +252,19 @@ def test_a_grammar_is_compiled_once(worker: Worker) -> None:
         assert isinstance(worker.answer(f"cached {number}", rule).end, Failed)
         times.append(time.monotonic() - began)
     assert times[1] < 0.5 < times[0]
+
+
+def test_a_flood_of_slow_grammars_is_refused_in_time_and_forgotten(worker: Worker) -> None:
+    flood = {
+        f"flood {number}": JsonSchema(f'{{"type": "integer", "multipleOf": 62615533, "title": "{number}"}}')
+        for number in range(8)
+    }
+    worker.answer("before", Choice(("fine",)))
+    began = time.monotonic()
+    all_seen = [worker.submit(name, rule) for name, rule in flood.items()]
+    ends = [seen.end for seen in all_seen if seen.over.wait(WAIT_S)]
+    assert max(seen.at[-1] for seen in all_seen) - began < 5
+    codes = [end.code for end in ends if isinstance(end, Failed)]
+    assert len(codes) == len(flood)
+    assert set(codes) == {"invalid_value", "queue_full"}
+    assert isinstance(worker.answer("after", Choice(("fine",))).end, Finished)

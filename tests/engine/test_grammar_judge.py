@@ -34,7 +34,7 @@ def test_what_it_lets_through_can_be_compiled(judge: Judge) -> None:
 def test_what_takes_too_long_is_refused_and_the_next_rule_finds_it_well(judge: Judge) -> None:
     judge.start()
     began = time.monotonic()
-    with pytest.raises(GrammarError, match=r"it takes more than 2\.5 s to compile"):
+    with pytest.raises(GrammarError, match=r"it takes more than 2 s to compile"):
         judge.text_of(SLOW)
     assert COMPILE_S <= time.monotonic() - began < 5
     assert judge.text_of(CHOICE)
