@@ -44,11 +44,13 @@ def opened(data: bytes, kind: str) -> Iterator[InputContainer]:
 
 
 def film_stream(container: InputContainer, limits: FileLimits = DEFAULT_LIMITS) -> VideoStream:
-    """The cover picture of a sound file is no film. ValueError where the header tells of more than the limits allow."""
+    """The cover picture of a sound file is no film. ValueError where frames are larger than the limits allow.
+
+    How many there are and how long they last, headers tell so badly that only the packets are believed.
+    """
     for stream in container.streams.video:
         if not stream.disposition & Disposition.attached_pic and stream.codec_context is not None:
             limits.check_frame(stream.codec_context.width, stream.codec_context.height)
-            limits.check_duration(_told_duration_s(container, stream), "film")
             stream.thread_type = "AUTO"
             # Frames may turn out larger than the header told.
             stream.codec_context.options = {"max_pixels": str(limits.frame_pixels)}
@@ -60,14 +62,9 @@ def sound_stream(container: InputContainer, limits: FileLimits = DEFAULT_LIMITS)
     stream = container.streams.best("audio")
     if not isinstance(stream, AudioStream) or stream.codec_context is None:
         return None
-    limits.check_duration(_told_duration_s(container, stream), "sound")
+    if stream.duration and stream.time_base:
+        limits.check_duration(float(stream.duration * stream.time_base), "sound")
     return stream
-
-
-def _told_duration_s(container: InputContainer, stream: VideoStream | AudioStream) -> float:
-    """As the header has it, or FFmpeg makes it from the bit rate; 0 where neither tells."""
-    of_stream = float(stream.duration * stream.time_base) if stream.duration and stream.time_base else 0.0
-    return max(of_stream, (container.duration or 0) / av.time_base)
 
 
 def film_frames(

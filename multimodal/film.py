@@ -69,8 +69,8 @@ def probe_film(
     data: bytes, decode_sound: bool, count_frames: bool = False, limits: FileLimits = DEFAULT_LIMITS
 ) -> ProbedFilm:
     """ValueError where the file is no film. With `count_frames` every frame is decoded, for files whose packets lie."""
-    sound = _read_sound(data, decode_sound, limits)
     index = index_film(data, count_frames, limits)
+    sound = _read_sound(data, decode_sound, limits)
     zero_s = _zero_s(index, sound)
     wave = None
     if sound.wave is not None and sound.start_s is not None:

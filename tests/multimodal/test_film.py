@@ -285,11 +285,12 @@ def test_a_film_that_declares_huge_frames_is_refused_before_any_is_decoded() -> 
     assert time.monotonic() - began_s < 1.0
 
 
-def test_a_film_whose_header_miscounts_its_frames_is_spread_over_those_it_has() -> None:
+@pytest.mark.parametrize("told", [800_000, 0xFFFFFFFF, 0], ids=["too many", "minus one", "none"])
+def test_a_film_whose_header_miscounts_its_frames_is_spread_over_those_it_has(told: int) -> None:
     data = bytearray(encoded.film(EIGHT_SECONDS, "avi", "mpeg4"))
     for header, place in ((b"avih", 8 + 16), (b"strh", 8 + 32)):
         at = data.index(header) + place
         assert struct.unpack("<I", data[at : at + 4]) == (8000,)  # one a millisecond; there are 200
-        data[at : at + 4] = struct.pack("<I", 800_000)
+        data[at : at + 4] = struct.pack("<I", told)
     film = prepared(bytes(data))
     assert film.plan.frame_indices[-1] == 199
