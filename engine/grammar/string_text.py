@@ -30,6 +30,7 @@ _FORMATS = {
     "email": rf"[a-zA-Z0-9_+-]+(?:\.[a-zA-Z0-9_+-]+)*@{_LABEL}(?:\.{_LABEL})+",
 }
 _DEEPEST = 50
+_LONGEST_BOUND = 10_000  # characters; a larger maxLength is not kept: each place in such a text is a state of its own
 
 
 def string_text(schema: Schema, part: Any, lenient: bool) -> str | None:
@@ -68,6 +69,8 @@ class _Reader:
         if isinstance(form := part.get("format"), str) and form in _FORMATS:
             yield f"/{_FORMATS[form]}/"
         least, most = _count(part, "minLength"), _count(part, "maxLength")
+        if most is not None and most > _LONGEST_BOUND:
+            most = None
         if least or most is not None:
             yield f"/(?s:.{{{least or 0},{'' if most is None else most}}})/"
         if "$ref" in part:

@@ -172,6 +172,13 @@ def test_alternatives_of_the_arguments_are_kept_apart() -> None:
     assert not passes(grammar, call(("a", 1)))
 
 
+def test_a_bound_that_no_answer_reaches_costs_nothing() -> None:
+    text = call(("a", "<b>x</b> " * 200))
+    for bound in (1000, 10_001):
+        grammar = compiled(tool_calls({"properties": {"a": {"type": "string", "maxLength": bound}}}))
+        assert passes(grammar, text) == (bound > 1000)
+
+
 def test_more_parameters_than_can_be_counted() -> None:
     names = [f"p{number}" for number in range(90)]
     parameters = {"properties": {name: {"type": "integer"} for name in names}, "required": names[80:]}
