@@ -12,7 +12,7 @@ COMPILE_S = 2.0
 COMPILE_BYTES = 1 << 30
 
 # Of the library: fuel is spent at about 14,000 units a millisecond, items at 20,000. A step that needs more ends in an
-# error of its own choice; it cannot take the others' time. A text that is bounded in length needs some 30 states a token.
+# error of its own choice; it cannot take the others' time. A text bounded in length needs some 30 states a token.
 PARSER = LLParserLimits(
     initial_lexer_fuel=2_000_000,
     step_lexer_fuel=200_000,
