@@ -35,7 +35,7 @@ class Images:
         store = ("--root", str(CACHE / "store"), "--runroot", str(CACHE / "run"), "--storage-driver", "vfs")
         return (installed("buildah", "buildah"), *store)
 
-    def call(self, *arguments: str | Path, timeout_s: float = 300) -> str:
+    def call(self, *arguments: str | Path, timeout_s: float = 900) -> str:
         (CACHE / "tmp").mkdir(parents=True, exist_ok=True)
         # Also where buildah keeps the caches that a Dockerfile mounts.
         return call("env", f"TMPDIR={CACHE / 'tmp'}", *self.buildah, *arguments, timeout_s=timeout_s)
