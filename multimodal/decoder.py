@@ -1,7 +1,7 @@
 """A decoding process: `python -m multimodal.decoder DESCRIPTOR BYTES NICENESS`, with a socket that jobs come from.
 
-It is given files that strangers made, so it has little: a limit on its memory, no core file, a low priority, and it
-ends with its gateway. Whoever gave a job watches the time. Knows nothing of requests.
+It is given files that strangers made, so it has little: a limit on its memory, no core file, a low priority, no way to
+open another file; and it ends with its gateway. Whoever gave a job watches the time. Knows nothing of requests.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from multimodal.confinement import confine
 from multimodal.decode_jobs import (
     DecodePicture,
     DecodeSound,
@@ -52,6 +53,8 @@ def main() -> None:
     _limit(memory_bytes=int(sys.argv[2]))
     # Pillow warns of large pictures; which ones are refused is decided here.
     warnings.simplefilter("ignore")
+    # Libraries load parts of theirs when they need them.
+    confine([sys.prefix, sys.base_prefix, os.path.dirname(__file__)])
     while True:
         try:
             message, data = receive(channel)
