@@ -2,8 +2,8 @@
 
 Layers DSA, DSA, SWA, SWA, SWA, DSA, the first with a dense MLP, the others with all 256 experts. Scheduler, runner,
 recorded decode steps and sampler are the worker's own; requests sample at temperature 1, so that they do not converge.
-`dots3 bench slice` or `python -m bench.slice`: writes `slice-NAME.json`, FP8 weights unless told otherwise, times as they are and as the least that the
-machine's own ceilings, measured in the same run, allow.
+`dots3 bench slice` or `python -m bench.slice`: writes `slice-NAME.json`, with FP8 weights unless told otherwise; times
+stand beside the least that the machine's own ceilings, measured in the same run, allow.
 """
 
 from __future__ import annotations

@@ -39,11 +39,15 @@ def _indexer_logits(
     seen = key < num_keys
     if LIMITED:  # the last query of a sequence sees the most
         most = tl.load(limits + sequence * num_queries + end - 1)
+        if PAGED:
+            if tl.program_id(1) * BLOCK >= most:  # there may be room for far more keys than a sequence has
+                return
         wanted = seen & (key < most)
     else:
         wanted = seen
     if PAGED:
-        page = tl.load(table + sequence * table_stride + key // PAGE_SIZE, mask=wanted, other=0)
+        page = tl.load(table + sequence * table_stride + key // PAGE_SIZE, mask=wanted, other=-1)
+        wanted = page >= 0
         start = tl.load(starts + page, mask=wanted, other=0)
         place = (key % PAGE_SIZE).to(tl.int64)
         bytes_each: tl.constexpr = keys.dtype.element_ty.primitive_bitwidth // 8
@@ -112,7 +116,7 @@ def paged_indexer_logits(
     """q: [queries, heads · width], any row stride; weights: [queries, heads], any row stride, to be
     multiplied by `weight_factor`; limits: int64 [queries], how many keys each sees, rising within a sequence.
 
-    Returns fp32 [queries, num_keys], -inf from each limit on.
+    Returns fp32 [queries, num_keys], of which nothing from a query's limit on means anything.
     """
     keys = _Keys(len(rows.table), num_keys, paged=rows, shuffled=shuffled)
     return _launch(q, weights, weight_factor, cache, keys, limits)

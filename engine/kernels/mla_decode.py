@@ -81,7 +81,8 @@ def _attend(
                 valid = position >= 0
             else:
                 position = first + index
-            page = tl.load(table + sequence * table_stride + position // PAGE_SIZE, mask=valid, other=0)
+            page = tl.load(table + sequence * table_stride + position // PAGE_SIZE, mask=valid, other=-1)
+            valid = page >= 0  # a position without a page is none
             start = tl.load(starts + page, mask=valid, other=0)
             place = (position % PAGE_SIZE).to(tl.int64)
             address = start // row_bytes + place * ROW

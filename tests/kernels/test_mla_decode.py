@@ -112,6 +112,18 @@ def test_rows_at_addresses(
     assert_as_good(mla_decode(case.q, cache, rows, rank, SCALE), plain, exact)  # the reference is held to the same
 
 
+def test_positions_without_a_page_are_none(device: str) -> None:
+    """Nothing may be read through them: a page of −1 lies before the first."""
+    case = Case(device, (40,), heads=2, rank=64)
+    table = case.cache.rows.table.clone()
+    table[0, 1] = -1
+    rows = case.cache.rows._replace(table=table)
+    positions = torch.arange(40, dtype=torch.int32, device=device)[None]
+    attended = kernels.sparse_mla_decode(case.q, case.cache.latent, rows, positions, case.rank, SCALE)
+    seen = torch.cat([torch.arange(16), torch.arange(32, 40)])
+    assert_as_good(kernels.combine(attended, case.q.dtype), *case.attended([seen]))
+
+
 def test_splits_without_rows_count_for_nothing(device: str) -> None:
     """Short windows beside long ones leave the last splits of the short ones empty."""
     lens = (300, 2)
