@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,7 +58,11 @@ def build(folder: Path, engine: EngineConfig, worker_id: str) -> Built:
     on_layer = progress.stamp if device.type == "cpu" else None
     encoder = None if media is None else media.encoder(device, on_layer)
     pool = KvPool(plan, device)
-    graphs = DecodeGraphs(model, pool, plan, GpuRecorder()) if device.type == "cuda" else None
+    graphs = None
+    if device.type == "cuda":
+        graphs = DecodeGraphs(model, pool, plan, GpuRecorder())
+        with torch.inference_mode():
+            graphs.record_all()
     runner = Runner(model, pool, plan, sampler, on_layer, encoder, graphs)
     _warm_up(runner, engine, plan)
     intake = None if media is None else media.intake(min(plan.encoder_cache_tokens, plan.max_model_len))
@@ -100,6 +105,7 @@ def _announcement(
         cache_bytes=plan.cache_bytes,
         groups=tuple(GroupCapacity(group.name, group.bytes_per_token, group.grows) for group in plan.groups),
         media=media,
+        instance=secrets.token_hex(8),
     )
 
 

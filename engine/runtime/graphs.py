@@ -47,13 +47,23 @@ class DecodeGraphs:
         num_keys = self._key_counts[bisect_left(self._key_counts, max(ctx.seq_lens))]
         recorded = self._recorded.get((size, num_keys))
         if recorded is None:
-            buffers, context = self._buffers(size, num_keys)
-            _fill(buffers, context, tokens, ctx)
-            replay = self._record(lambda: self._model.forward(buffers, context, self._pool))
-            recorded = self._recorded[size, num_keys] = _Recorded(buffers, context, replay)
+            buffers = self._buffers(size, num_keys)
+            _fill(*buffers, tokens, ctx)  # first: to record a step is to do it
+            recorded = self._new(*buffers)
         else:
             _fill(recorded.tokens, recorded.context, tokens, ctx)
         return recorded.replay()[:count]
+
+    def record_all(self) -> None:
+        """Steps of every size with the fewest keys. Only while the cache is unused: its first rows are written."""
+        for size in self._sizes:
+            self._new(*self._buffers(size, self._key_counts[0]))
+
+    def _new(self, tokens: Tensor, context: ForwardContext) -> _Recorded:
+        replay = self._record(lambda: self._model.forward(tokens, context, self._pool))
+        recorded = _Recorded(tokens, context, replay)
+        self._recorded[len(tokens), context.seq_lens[0]] = recorded
+        return recorded
 
     def _buffers(self, size: int, num_keys: int) -> tuple[Tensor, ForwardContext]:
         device = self._model.device
