@@ -17,6 +17,7 @@ from server.media.sources import SourceError
 
 _REDIRECTS = (301, 302, 303, 307, 308)
 _AGENT = "dots3"
+_PORT_MAX = 65535
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Downloads:
                     return await self._follow(link, count)
             except TimeoutError as error:
                 raise SourceError(f"a download may take {self._limits.timeout_s:g} s, and took longer") from error
-            except httpx.HTTPError as error:
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
                 raise SourceError(f"the link cannot be downloaded: {type(error).__name__}") from error
 
     async def _follow(self, link: str, count: Callable[[int], None]) -> bytearray:
@@ -107,4 +108,6 @@ def _url(link: str) -> httpx.URL:
         raise SourceError(f"a link must be http:, https:, data: or file:, got {url.scheme[:20] or 'none'}")
     if not url.host or url.userinfo:
         raise SourceError("a link must name a host, and no user")
+    if url.port is not None and not 0 < url.port <= _PORT_MAX:
+        raise SourceError(f"a link's port must be from 1 to {_PORT_MAX}, got {url.port}")
     return url

@@ -204,6 +204,12 @@ def test_a_redirect_to_the_inside_is_refused(web: MediaServer, target: str) -> N
         downloaded(f"{web.url}/to/{target}")
 
 
+@pytest.mark.parametrize("target", ["http://[::1", "http://127.0.0.1:99999/", "//", "http://%00/"])
+def test_a_redirect_to_what_is_no_link_is_refused(web: MediaServer, target: str) -> None:
+    with pytest.raises(SourceError):
+        downloaded(f"{web.url}/to/{target}")
+
+
 def test_a_redirect_to_another_scheme_is_refused(web: MediaServer) -> None:
     with pytest.raises(SourceError, match="must be http:, https:, data: or file:, got file"):
         downloaded(f"{web.url}/to/file:///etc/hostname")
