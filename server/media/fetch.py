@@ -69,7 +69,7 @@ class Downloads:
         """A request for `url` to the one address that was checked; certificates are checked against the name."""
         port = url.port or (443 if url.scheme == "https" else 80)
         try:
-            address = await self._hosts.address_of(url.host, port)
+            address = await self._hosts.address_of(_host(url), port)
         except AddressRefusedError as error:
             raise SourceError(str(error)) from error
         literal = f"[{address}]" if isinstance(ip_address(address.partition("%")[0]), IPv6Address) else address
@@ -77,7 +77,7 @@ class Downloads:
             "GET",
             url.copy_with(host=literal),
             headers={"Host": url.netloc.decode("ascii"), "Accept-Encoding": "identity", "User-Agent": _AGENT},
-            extensions={"sni_hostname": url.raw_host.decode("ascii")},
+            extensions={"sni_hostname": _host(url)},
         )
 
     async def _content(self, response: httpx.Response, count: Callable[[int], None]) -> bytearray:
@@ -99,6 +99,11 @@ class Downloads:
             raise SourceError(f"a media file may have {self._limits.max_bytes} bytes at most, got {size} or more")
 
 
+def _host(url: httpx.URL) -> str:
+    """In ASCII, as it is looked up; an international name is `xn--…`."""
+    return url.raw_host.decode("ascii")
+
+
 def _url(link: str) -> httpx.URL:
     try:
         url = httpx.URL(link)
@@ -106,7 +111,7 @@ def _url(link: str) -> httpx.URL:
         raise SourceError("the link is no URL") from error
     if url.scheme not in ("http", "https"):
         raise SourceError(f"a link must be http:, https:, data: or file:, got {url.scheme[:20] or 'none'}")
-    if not url.host or url.userinfo:
+    if not _host(url) or url.userinfo:
         raise SourceError("a link must name a host, and no user")
     if url.port is not None and not 0 < url.port <= _PORT_MAX:
         raise SourceError(f"a link's port must be from 1 to {_PORT_MAX}, got {url.port}")

@@ -244,6 +244,8 @@ def test_a_download_beyond_its_bounds_is_refused(web: MediaServer, path: str, li
         ("http://user:word@127.0.0.1/a", "and no user"),
         ("http://[::1", "no URL"),
         ("http://127.0.0.1:1/a", "cannot be downloaded"),
+        ("http://127.0.0.1:99999/a", "from 1 to 65535, got 99999"),
+        ("http://xn--/a", "not one that is allowed"),
         ("javascript:alert(1)", "got javascript"),
     ],
 )
