@@ -85,6 +85,8 @@ class Indexer:
         return self._ops.paged.topk_positions(scores, self._config.top_k, step.limits)
 
     def _queries(self, q_latent: Tensor, projected: Tensor, turns: Tensor) -> tuple[Tensor, Tensor]:
-        q = self.raw_queries(q_latent).float()
+        q = self.raw_queries(q_latent)
+        if self._ops.paged is None:  # kernels multiply in the model's dtype, and turn in fp32 by themselves
+            q = q.float()
         self._ops.rotate(q[..., : self._rope], turns)
         return q, projected.float() * self._scale
