@@ -256,10 +256,12 @@ def test_links_of_other_kinds_are_refused(link: str, words: str) -> None:
 
 def test_no_more_downloads_run_at_once_than_are_allowed(web: MediaServer) -> None:
     async def get() -> int:
-        downloads = Downloads(Hosts(["127.0.0.1"]), FetchLimits(timeout_s=1.0, at_once=2))
-        tasks = [asyncio.create_task(downloads.get(f"{web.url}/slow", lambda _: None)) for _ in range(6)]
+        downloads = Downloads(Hosts(["127.0.0.1"]), FetchLimits(timeout_s=20.0, at_once=2))
         before = len(web.asked)
-        await asyncio.sleep(0.4)
+        tasks = [asyncio.create_task(downloads.get(f"{web.url}/slow", lambda _: None)) for _ in range(6)]
+        while len(web.asked) - before < 2:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.3)
         begun = len(web.asked) - before
         for task in tasks:
             task.cancel()
