@@ -8,7 +8,8 @@
 | a function | exactly 1, of it | none | that function |
 | `allowed_tools` | as its mode says, of those tools alone | as its mode says | as its mode says |
 
-`parallel_tool_calls`: false makes that 1 call at most. Everything begins behind the thinking, where there is some.
+`parallel_tool_calls`: false makes that 1 call at most. With a JSON form, `auto` means calls or an answer of that form,
+and where calls are required the form has nothing to hold. Everything begins behind the thinking, where there is some.
 Knows nothing of how a grammar is compiled or kept.
 """
 
@@ -17,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-from engine.wire.grammar import Function, Grammar, Rule, ToolCalls
+from engine.wire.grammar import Function, Grammar, JsonObject, JsonSchema, Rule, ToolCalls
 from parsers.reasoning import Begin
 from server.schemas.chat import ChatRequest
 from server.schemas.structured import schema_text
@@ -37,23 +38,22 @@ class Held(NamedTuple):
 
 def held_to(request: ChatRequest) -> Held | None:
     """None where the answer is free."""
-    if request.answer_form is not None:
-        return Held(request.answer_form.rule, request.answer_form.field)
+    form = request.answer_form
     functions = [tool["function"] for tool in request.callable_tools]
+    if form is not None and not functions:
+        return Held(form.rule, form.field)
     choice = request.tool_choice
     if choice.mode in ("required", "named"):
         one = choice.mode == "named" or not request.parallel_tool_calls
         calls = ToolCalls(_functions(functions, all_strict=True), max_calls=1 if one else None)
         return Held(calls, "tools")
+    most = None if request.parallel_tool_calls else 1
+    if form is not None:
+        assert isinstance(form.rule, JsonObject | JsonSchema)  # no other goes with tools
+        return Held(ToolCalls(_functions(functions, all_strict=False), 1, most, answer=form.rule), form.field)
     if choice.names is None and not any(function.get("strict") for function in functions):
         return None
-    calls = ToolCalls(
-        _functions(functions, all_strict=False),
-        min_calls=0,
-        max_calls=None if request.parallel_tool_calls else 1,
-        free_text=True,
-    )
-    return Held(calls, "tools")
+    return Held(ToolCalls(_functions(functions, all_strict=False), 0, most, free_text=True), "tools")
 
 
 def begins(begin: Begin, thinks: bool) -> Begins:

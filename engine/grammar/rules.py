@@ -39,15 +39,17 @@ def check(text: str, vocabulary: Vocabulary) -> None:
         raise GrammarError(shortened(matcher.get_error()))
 
 
-def _json_object(_rule: Mapping[str, Any], _vocabulary: Vocabulary) -> str:
-    return LLMatcher.grammar_from_json_schema(document({"type": "object"}))
+def _json(rule: Mapping[str, Any], _vocabulary: Vocabulary) -> str:
+    return LLMatcher.grammar_from_json_schema(_document(rule))
 
 
-def _json_schema(rule: Mapping[str, Any], _vocabulary: Vocabulary) -> str:
+def _document(rule: Mapping[str, Any]) -> str:
+    if rule["type"] == "JsonObject":
+        return document({"type": "object"})
     schema = read_json(rule["schema"], "the schema")
     if not isinstance(schema, dict | bool):
         raise GrammarError("a schema must be an object")
-    return LLMatcher.grammar_from_json_schema(document(Schema(schema).root))
+    return document(Schema(schema).root)
 
 
 def _regex(rule: Mapping[str, Any], _vocabulary: Vocabulary) -> str:
@@ -74,9 +76,10 @@ def _tool_calls(rule: Mapping[str, Any], vocabulary: Vocabulary) -> str:
     """Strict functions as they are or not at all; of the others as much as can be kept."""
     functions = rule["functions"]
     levels = [0] * len(functions)
+    answer = None if rule.get("answer") is None else _document(rule["answer"])
 
     def written(chosen: list[int]) -> str:
-        return LLMatcher.grammar_from_lark(tool_calls_text(rule, vocabulary, chosen))
+        return LLMatcher.grammar_from_lark(tool_calls_text(rule, vocabulary, chosen, answer))
 
     try:
         text = written(levels)
@@ -102,8 +105,8 @@ def _level(function: Mapping[str, Any], vocabulary: Vocabulary) -> int:
 
 
 _WRITERS: dict[str, Callable[[Mapping[str, Any], Vocabulary], str]] = {
-    "JsonObject": _json_object,
-    "JsonSchema": _json_schema,
+    "JsonObject": _json,
+    "JsonSchema": _json,
     "Regex": _regex,
     "Choice": _choice,
     "ContextFree": _context_free,

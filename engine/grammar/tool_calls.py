@@ -73,8 +73,13 @@ _BEGINNINGS = {
 _OPENS_PARAMETER = literal('<parameter name="')
 
 
-def tool_calls_text(rule: Mapping[str, Any], vocabulary: Vocabulary, levels: Sequence[int]) -> str:
-    """`levels`: how much of each function's schema is kept. 0: all of it; 1: what the library can; 2: nothing."""
+def tool_calls_text(
+    rule: Mapping[str, Any], vocabulary: Vocabulary, levels: Sequence[int], answer: str | None = None
+) -> str:
+    """`levels`: how much of each function's schema is kept. 0: all of it; 1: what the library can; 2: nothing.
+
+    `answer`: the schema of what may come in place of calls, as a document of its own.
+    """
     functions = rule["functions"]
     if not functions:
         raise GrammarError("there must be at least 1 function that may be called, got 0")
@@ -85,10 +90,11 @@ def tool_calls_text(rule: Mapping[str, Any], vocabulary: Vocabulary, levels: Seq
     ]
     opens, closes = (f"<[{vocabulary.control_id(name)}]>" for name in (_OPEN, _CLOSE))
     lines = [
-        f"start: {_sequence(rule)}",
+        f"start: {_sequence(rule)}" + (" | answer" if answer else ""),
         f"call: {opens} {literal(_OPENS_INVOKE)} function {literal(chr(10))} {closes}",
         f"function: {' | '.join(heads)}",
         *writer.lines,
+        *([f"answer: %json {answer}"] if answer else []),
     ]
     return "\n".join(lines) + (_FREE if rule.get("free_text") else _NEWLINES) + _TEXT + _WHOLE
 

@@ -56,6 +56,7 @@ class ToolCalls(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     free_text: bool = (
         False  # before, between and after calls; behind the last one that `max_calls` allows there is none
     )
+    answer: JsonObject | JsonSchema | None = None  # what the answer may be in place of calls
 
 
 Rule = JsonObject | JsonSchema | Regex | Choice | ContextFree | ToolCalls

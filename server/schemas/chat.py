@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema, field_validator, model_validator
 
+from engine.wire.grammar import JsonObject, JsonSchema
 from server.errors import RequestError, shown
 from server.schemas.messages import MESSAGE_SCHEMA, MessageReader
 from server.schemas.refusal import PassedOver, validated
@@ -56,10 +57,10 @@ class ChatRequest(StructuredFields):
                 raise fault("`continue_final_message` needs `add_generation_prompt`: false")
             if self.messages[-1]["role"] != "assistant":
                 raise fault("`continue_final_message` needs a last message from the assistant")
-        if self.callable_tools and self.answer_form is not None:
-            field = self.answer_form.field
+        form = self.answer_form
+        if self.callable_tools and form is not None and not isinstance(form.rule, JsonObject | JsonSchema):
             raise fault(
-                f"`{field}` leaves no room for calls, which `tool_choice`: {self.tool_choice.mode} allows; "
+                f"`{form.field}` leaves no room for calls, which `tool_choice`: {self.tool_choice.mode} allows; "
                 "it needs `tool_choice`: none, or no `tools`"
             )
         return self

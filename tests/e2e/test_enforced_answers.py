@@ -122,6 +122,18 @@ def test_forms_are_kept_whatever_is_sampled(server: ServerProcess, form: dict[st
         jsonschema.validate(json.loads(text), schema)
 
 
+def test_calls_or_a_form_whatever_is_sampled(server: ServerProcess) -> None:
+    form = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
+    fields = asked(tools=TOOLS, response_format=form, parallel_tool_calls=False, n=4, temperature=2, seed=7)
+    for choice in server.post("/v1/chat/completions", **fields).json()["choices"]:
+        calls = choice["message"].get("tool_calls", [])
+        assert choice["finish_reason"] == ("tool_calls" if calls else "stop")
+        if calls:
+            assert choice["message"]["content"] is None
+        else:
+            jsonschema.validate(json.loads(choice["message"]["content"]), SCHEMA)
+
+
 def test_a_form_works_with_stop_strings_and_streams(server: ServerProcess) -> None:
     form = {"structured_outputs": {"regex": "a{5}bc{5}"}, "temperature": 0}
     for stop, text in (([], "aaaaabccccc"), (["b"], "aaaaa"), (["cc"], "aaaaab")):

@@ -252,3 +252,17 @@ def test_rules_that_are_no_calls(rule: dict[str, Any], right: list[str], wrong: 
 def test_refusals_say_why(rule: dict[str, Any], reason: str) -> None:
     with pytest.raises(GrammarError, match=reason):
         check(grammar_text(rule, vocabulary()), vocabulary())
+
+
+def test_an_answer_may_stand_in_place_of_calls() -> None:
+    answer = {"type": "JsonSchema", "schema": json.dumps({"type": "object", "properties": {"a": {"enum": [1]}}})}
+    grammar = compiled(tool_calls(answer=answer, max_calls=1))
+    assert passes(grammar, '{"a":1}')
+    assert passes(grammar, call(("city", "Rome"), ("unit", "C")))
+    assert not passes(grammar, "")
+    assert not passes(grammar, "Well.")
+    assert not passes(grammar, '{"a":2}')
+    assert not passes(grammar, '{"a":1}' + call(("city", "Rome"), ("unit", "C")))
+    assert passes(compiled(tool_calls(answer={"type": "JsonObject"})), '{"b":[2]}')
+    with pytest.raises(GrammarError):
+        compiled(tool_calls(answer={"type": "JsonSchema", "schema": "5"}))

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from engine.wire.grammar import Function, Grammar, ToolCalls
+from engine.wire.grammar import Function, Grammar, JsonObject, JsonSchema, ToolCalls
 from server.errors import RequestError
 from server.prompt import ValidRequest
 from server.schemas.chat import read_chat
@@ -99,7 +99,7 @@ def test_a_choice_is_read_in_every_form(fields: dict[str, Any], choice: ToolChoi
         ({"function_call": {"name": "get"}}, "invalid_value", "function_call.name"),
         ({"function_call": "auto", "tool_choice": "auto"}, "invalid_value", "function_call"),
         ({"parallel_tool_calls": "no"}, "invalid_value", "parallel_tool_calls"),
-        ({"response_format": {"type": "json_object"}}, "invalid_value", "response_format"),
+        ({"structured_outputs": {"choice": ["a"]}}, "invalid_value", "structured_outputs.choice"),
         (
             {"tool_choice": "required", "structured_outputs": {"regex": "a"}},
             "invalid_value",
@@ -166,6 +166,19 @@ def test_allowed_tools_are_the_only_ones_called() -> None:
     assert rule.free_text
     rule = calls(valid(tools=[PUT, NOW], tool_choice=allowed("required", "now"), parallel_tool_calls=False))
     assert rule == ToolCalls((Function("now"),), max_calls=1)
+
+
+def test_with_a_json_form_the_answer_is_calls_or_of_that_form() -> None:
+    form = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
+    request = valid(tools=[PUT, STRICT], response_format=form, parallel_tool_calls=False)
+    rule = calls(request)
+    assert (rule.min_calls, rule.max_calls, rule.free_text) == (1, 1, False)
+    assert rule.answer == JsonSchema(json.dumps(SCHEMA))
+    assert [function.strict for function in rule.functions] == [False, True]
+    assert request.grammar_field == "response_format.json_schema.schema"
+    assert calls(valid(tools=[PUT], structured_outputs={"json": SCHEMA})).answer == rule.answer
+    assert calls(valid(tools=[PUT], response_format={"type": "json_object"})).answer == JsonObject()
+    assert calls(valid(tools=[PUT], response_format=form, tool_choice="required")).answer is None
 
 
 def test_one_call_at_most_needs_no_grammar() -> None:
