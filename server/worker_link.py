@@ -189,6 +189,8 @@ class WorkerLink:
     def _take_ready(self, ready: Ready) -> None:
         """A new connection: whatever was asked through an earlier one is lost."""
         self._give_up("engine_dead", "the worker has connected anew")
+        if not self._is_supervised and self.ready is not None and self.ready.instance != ready.instance:
+            self.restarts += 1  # by whoever runs it
         self.ready, self._pid, self._beat = ready, ready.pid, None
         self._beat_at = self._progress_at = self._clock()
         self._may_resume = True

@@ -141,6 +141,7 @@ class Ready(Message, frozen=True):
     cache_bytes: int
     groups: tuple[GroupCapacity, ...]
     media: MediaSupport | None = None  # None: text only
+    instance: str | None = None  # new with every start; a pid may be the same, in a container of its own
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):

@@ -36,8 +36,9 @@ FAST = Patience(stalled_after_s=0.5, lost_after=3.0)
 WAIT_S = 5.0
 
 
-def ready(max_model_len: int = 100, pid: int = 77) -> Ready:
-    return Ready(PROTOCOL_VERSION, "w", pid, "cpu", "float32", "m", 3072, max_model_len, 4, 64, 16, 1, ())
+def ready(max_model_len: int = 100, pid: int = 77, instance: str | None = None) -> Ready:
+    limits = (max_model_len, 4, 64, 16, 1)
+    return Ready(PROTOCOL_VERSION, "w", pid, "cpu", "float32", "m", 3072, *limits, (), instance=instance)
 
 
 def beat(progress: int, busy: bool = False) -> Beat:
@@ -50,6 +51,7 @@ class Worker:
     def __init__(self, address: str, max_model_len: int = 100) -> None:
         self.router = RouterEnd(address)
         self.max_model_len = max_model_len
+        self.instance = "first"
         self.peer: bytes | None = None
         self.got: list[ToWorker] = []
 
@@ -60,7 +62,7 @@ class Worker:
                 self.got += decode_to_worker(received.frame)
             else:
                 self.peer = received.peer
-                self.send(ready(self.max_model_len))
+                self.send(ready(self.max_model_len, instance=self.instance))
         return self.got
 
     def send(self, *messages: Message) -> None:
@@ -207,6 +209,22 @@ def test_a_new_connection_fails_what_the_old_one_was_asked_and_serves_again(tmp_
             asked = await worker.until(Submit)
             worker.send(Finished(asked.request_id, 3, 0, 0, 0.0))
             assert isinstance((await all_of(again))[-1], Finished)
+
+    run(check())
+
+
+def test_a_worker_that_somebody_else_started_again_counts_as_restarted_and_a_new_connection_does_not(
+    tmp_path: Path,
+) -> None:
+    async def check() -> None:
+        async with connected(tmp_path) as (worker, link):
+            for instance, restarts in (("first", 0), ("second", 1), ("third", 2)):
+                worker.instance = instance
+                worker.router.close()
+                worker.router = await bound_again(worker.router.address)
+                lost = link.ready
+                await eventually(lambda lost=lost: worker.look() == [] and link.ready is not lost)  # type: ignore[misc]
+                assert link.health().restarts == restarts
 
     run(check())
 
