@@ -282,7 +282,7 @@ def test_a_film_that_declares_huge_frames_is_refused_before_any_is_decoded() -> 
     began_s = time.monotonic()
     with pytest.raises(ValueError, match="40000000 pixels at most, got 8192 x 8192"):
         prepared(bytes(data))
-    assert time.monotonic() - began_s < 1.0
+    assert time.monotonic() - began_s < 5.0
 
 
 @pytest.mark.parametrize("told", [800_000, 0xFFFFFFFF, 0], ids=["too many", "minus one", "none"])

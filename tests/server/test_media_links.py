@@ -230,7 +230,7 @@ def test_a_download_beyond_its_bounds_is_refused(web: MediaServer, path: str, li
     began_s = time.monotonic()
     with pytest.raises(SourceError, match=words):
         downloaded(web.url + path, limits)
-    assert time.monotonic() - began_s < 2.0
+    assert time.monotonic() - began_s < 5.0
 
 
 @pytest.mark.parametrize(
@@ -323,8 +323,8 @@ def test_a_client_that_leaves_during_a_download_leaves_nothing_behind(
         gateway.client.post(
             "/v1/chat/completions",
             json={"model": "dots3-note-tiny", "messages": [user(part("image", f"{web.url}/slow"))]},
-            timeout=0.5,
+            timeout=2.0,
         )
     assert len(web.asked) == before + 1
-    wait_until(lambda: gateway.admission.num_inside == 0, 1.0)
+    wait_until(lambda: gateway.admission.num_inside == 0, 3.0)
     assert not gateway.engine.submitted

@@ -108,7 +108,7 @@ def test_a_job_that_takes_too_long_is_ended_and_its_process_replaced() -> None:
         began_s = time.monotonic()
         # Less than a process needs to start.
         assert await refusal(pool.run(PICTURE, EXIF)) == "decoding may take 0.02 s, and took longer"
-        assert time.monotonic() - began_s < 1.0
+        assert time.monotonic() - began_s < 5.0
         assert not pool._idle
         assert "took longer" in await refusal(pool.run(PICTURE, EXIF))
 
@@ -160,7 +160,7 @@ def test_a_request_that_leaves_takes_its_decoding_with_it() -> None:
         with pytest.raises(asyncio.CancelledError):
             await running
         assert (await pool.run(PICTURE, EXIF)).reply == Picture(Size(140, 84))
-        assert time.monotonic() - began_s < 3.0
+        assert time.monotonic() - began_s < 10.0
         assert not decoder.is_alive
 
     in_pool(work)
