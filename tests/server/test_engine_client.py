@@ -296,16 +296,17 @@ def test_a_worker_that_says_its_steps_take_longer_has_longer(tmp_path: Path) -> 
 def test_a_worker_without_progress_for_long_is_dead_until_it_moves(tmp_path: Path) -> None:
     async def check() -> None:
         now = [1000.0]
-        async with connected(tmp_path, clock=lambda: now[0]) as (worker, link):
+        stuck = Beat(1, True, 0, 0, {}, 0, 0, 0, progress_deadline_s=0.5)
+        async with connected(tmp_path, FAST, clock=lambda: now[0]) as (worker, link):
             submission = link.submit(REQUEST)
-            for _ in range(9):
-                now[0] += 0.9
-                worker.send(beat(1, busy=True))
+            for _ in range(6):
+                now[0] += 0.5
+                worker.send(stuck)
                 await asyncio.sleep(0.3)
             assert isinstance((await all_of(submission))[-1], Failed)
             health = link.health()
             assert (health.state, "no progress for " in str(health.detail)) == ("dead", True)
-            worker.send(beat(1, busy=True))
+            worker.send(stuck)
             await asyncio.sleep(0.1)
             assert link.health().state == "dead"
             worker.send(beat(2, busy=True))
