@@ -23,6 +23,7 @@ from multimodal.audio import SAMPLE_RATE, SAMPLES_PER_TOKEN, num_audio_tokens
 from multimodal.decode_jobs import DecodePicture, DecodeSound, Film, FramesMissing, Job, Picture, ProbeFilm, ReadFrames
 from multimodal.file_limits import DEFAULT_LIMITS, FileLimits
 from multimodal.film import ProbedFilm, film_sounds
+from multimodal.film_file import PacketTimes
 from multimodal.image import CHANNELS, ImageLimits, num_image_tokens
 from multimodal.placeholders import AUDIO_PAD, IMAGE_PAD, VIDEO_PAD, film_placeholder
 from multimodal.video import VideoPlan, flatten
@@ -211,7 +212,7 @@ class _Preparation:
 
     async def _decoded(self, part: MediaPart, job: Job) -> Decoded:
         salt = self._request.cache_salt.encode()
-        key = hashlib.sha256(self._keys[part.path] + salt + msgspec.msgpack.encode(job)).digest()
+        key = hashlib.sha256(self._keys[part.path] + salt + _parameters(job)).digest()
         if (known := self._of.cache.get(key)) is not None:
             return known
         began_s = time.monotonic()
@@ -317,6 +318,14 @@ def _film_pieces(plan: VideoPlan, frames: memoryview, film: ProbedFilm) -> Itera
         elif kind == "audio":
             data = sounds[place].data.cast("B")
             yield Piece("audio", plan.audio_tokens_per_segment[place], sounds[place].shape, data)
+
+
+def _parameters(job: Job) -> bytes:
+    """All of it that the file does not determine: a film's index can be long."""
+    if isinstance(job, ReadFrames):
+        packets = None if job.index.packets is None else PacketTimes([], [])
+        job = msgspec.structs.replace(job, index=job.index._replace(frame_times_s=[], packets=packets))
+    return msgspec.msgpack.encode(job)
 
 
 @contextlib.contextmanager
