@@ -15,7 +15,10 @@ if not gpu_is_here():
     os.environ["TRITON_INTERPRET"] = "1"
 
 
-@pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
+# Interpreted kernels take seconds: together too long for `make check`.
+@pytest.fixture(
+    params=[pytest.param("interpreter", marks=pytest.mark.e2e), pytest.param("cuda", marks=pytest.mark.gpu)]
+)
 def device(request: pytest.FixtureRequest) -> str:
     if request.param == "cuda":
         return "cuda"

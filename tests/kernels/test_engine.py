@@ -46,7 +46,6 @@ def hidden_states(model: TextModel, steps: tuple[dict[int, int], ...]) -> list[T
     return outcomes
 
 
-@pytest.mark.e2e
 def test_kernels_give_what_the_reference_operations_give(device: str) -> None:
     """In fp32, so that nothing but a mistake can part them: index keys are FP8 on both sides."""
     ours = hidden_states(model_of(SMALL, TRITON, torch.float32, device), STEPS)
@@ -106,7 +105,6 @@ FP8 = tiny_config(
 )  # fmt: skip
 
 
-@pytest.mark.e2e
 def test_fp8_weights_stay_near_the_same_weights_widened(device: str) -> None:
     """What parts them is how activations are rounded for FP8 products."""
     config = ModelConfig.from_json(FP8)

@@ -44,7 +44,6 @@ class GraphedModel:
         return self._record(step)
 
 
-@pytest.mark.e2e
 def test_recorded_steps_are_as_good_as_others(device: str) -> None:
     """Three sequences take the recording of four; the key count is that of the longest sequence there may be."""
     model = model_of(SMALL, TRITON, torch.float32, device)
