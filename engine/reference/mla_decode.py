@@ -6,6 +6,7 @@ A row serves all heads as key and value: a latent of `rank` values, then the rot
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from engine.reference.rows import RowList
@@ -17,13 +18,12 @@ def mla_decode(q: Tensor, cache: Tensor, rows: RowList, rank: int, scale: float)
     """q: [queries, heads, width] → [queries, heads, rank]."""
     queries, _, width = q.shape
     listed = rows.addresses.shape[1]
-    keys = cache.index_select(0, rows.addresses.view(-1)).view(queries, listed, width).float()
-    scaled, transposed = q.float() * scale, keys.transpose(1, 2)
-    if rows.bias is None:
-        scores = torch.bmm(scaled, transposed)
-    else:
-        scores = torch.baddbmm(rows.bias, scaled, transposed)
-    return torch.bmm(scores.softmax(-1), keys[..., :rank]).to(q.dtype)
+    # Heads stand where queries usually do: all of them read the same rows.
+    keys = cache.index_select(0, rows.addresses.view(-1)).view(queries, 1, listed, width).float()
+    bias = None if rows.bias is None else rows.bias.unsqueeze(1)
+    # Values as wide as keys, and cut afterwards: torch's fast path wants one width.
+    mixed = F.scaled_dot_product_attention(q.float().unsqueeze(1), keys, keys, attn_mask=bias, scale=scale)
+    return mixed.squeeze(1)[..., :rank].to(q.dtype)
 
 
 def mla_decode_in_chunks(q: Tensor, cache: Tensor, rows: RowList, rank: int, scale: float) -> Tensor:

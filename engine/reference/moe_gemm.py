@@ -51,9 +51,10 @@ def _one_token(residual: Tensor, x: Tensor, ids: Tensor, weights: Tensor, expert
     """fp32: each expert's output goes onto the sum, weighted already where it is narrow."""
     chosen = [experts.each[expert] for expert in ids.view(-1).tolist()]
     active = silu_mul(torch.cat([torch.mm(x, gate_up) for gate_up, _ in chosen])).mul_(weights.T)
+    out = residual.clone()
     for row, (_, down) in zip(active.split_with_sizes([1] * len(chosen)), chosen, strict=True):
-        residual = torch.addmm(residual, row, down)
-    return residual
+        out.addmm_(row, down)
+    return out
 
 
 def _spans(counts: list[int]) -> list[tuple[int, int, int]]:
