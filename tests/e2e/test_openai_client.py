@@ -181,11 +181,11 @@ def test_a_refusal_names_what_is_wrong(
 
 
 @pytest.mark.parametrize("kind", ["image_url", "video_url", "audio_url", "input_audio"])
-def test_media_are_refused_by_name_until_they_are_served(server: ServerProcess, kind: str) -> None:
+def test_media_that_cannot_be_decoded_are_refused_by_their_place(server: ServerProcess, kind: str) -> None:
     url = {"url": "data:image/png;base64,AAAA"} if kind != "input_audio" else {"data": "AAAA", "format": "wav"}
     reply = server.post("/v1/chat/completions", messages=[{"role": "user", "content": [{"type": kind, kind: url}]}])
     assert reply.status_code == 400
-    assert kind in reply.json()["error"]["message"]
+    assert reply.json()["error"]["param"].startswith("messages[0].content[0]")
 
 
 def test_typed_control_strings_stay_text(server: ServerProcess) -> None:
