@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 EXIT_FAILED = 1
 EXIT_REFUSED = 2  # a flag, the checkpoint or the address is wrong: starting again would not help
 _PARENT_CHECK_S = 0.25
+_ORPHAN_GRACE_S = 10.0
 
 log = logging.getLogger("engine.runtime.worker")  # also where the module runs as __main__
 
@@ -97,6 +98,8 @@ def _stop_after_parent(parent_pid: int, mailroom: Mailroom) -> None:
         time.sleep(_PARENT_CHECK_S)
     log.warning("process %d, which started this worker, is gone: stopping", parent_pid)
     mailroom.inbox.put(Stopping())
+    time.sleep(_ORPHAN_GRACE_S)
+    os._exit(EXIT_FAILED)  # the main thread hangs in a step, and nobody else is there to see that
 
 
 def parser() -> argparse.ArgumentParser:

@@ -55,16 +55,20 @@ class Stream(threading.Thread):
         self.begun = threading.Event()
         self.frames: list[Any] = []
         self.status = 0
+        self.broken: httpx.TransportError | None = None
         self.start()
 
     def run(self) -> None:
-        with httpx.stream("POST", self._url, json=self._body, timeout=WAIT_S) as reply:
-            self.status = reply.status_code
-            for line in reply.iter_lines():
-                if line.startswith("data: "):
-                    data = line.removeprefix("data: ")
-                    self.frames.append(data if data == "[DONE]" else json.loads(data))
-                    self.begun.set()
+        try:
+            with httpx.stream("POST", self._url, json=self._body, timeout=WAIT_S) as reply:
+                self.status = reply.status_code
+                for line in reply.iter_lines():
+                    if line.startswith("data: "):
+                        data = line.removeprefix("data: ")
+                        self.frames.append(data if data == "[DONE]" else json.loads(data))
+                        self.begun.set()
+        except httpx.TransportError as error:
+            self.broken = error
         self.ended_s = time.monotonic()
 
     def until_begun(self) -> None:
@@ -74,6 +78,7 @@ class Stream(threading.Thread):
         """The frame before [DONE]; there is exactly one error or finish reason in all."""
         self.join(WAIT_S)
         assert not self.is_alive(), "the stream never ended"
+        assert self.broken is None, self.broken
         *frames, done = self.frames
         assert done == "[DONE]"
         ends = [frame for frame in frames if "error" in frame or frame["choices"][0]["finish_reason"]]

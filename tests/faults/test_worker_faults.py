@@ -187,6 +187,17 @@ def test_a_connected_worker_watches_itself(start_server: Start, tmp_path: Path, 
     assert all(line.startswith("{") for line in lines), lines
 
 
+@pytest.mark.slow
+def test_a_looping_worker_ends_when_its_gateway_is_killed(start_faulty: Start) -> None:
+    server = start_faulty()
+    worker = server.worker()["pid"]
+    poison = Stream(server, [LOOP, LATER], 100)
+    poison.until_begun()
+    server.process.kill()
+    server.wait_until("the worker has ended", lambda: not Path(f"/proc/{worker}").exists(), timeout_s=20)
+    poison.join()
+
+
 def test_a_worker_alone_that_cannot_start_says_why_and_ends(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "cli.main", "worker", "--listen", f"ipc://{tmp_path}/w"]
     done = subprocess.run(
