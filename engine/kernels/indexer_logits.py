@@ -87,7 +87,7 @@ class _Keys(NamedTuple):
     """Kernel arguments that say where keys lie."""
 
     sequences: int
-    count: int  # of a sequence, at most
+    num_keys: int  # of a sequence, at most
     addresses: IndexAddresses | None = None
     paged: PagedRows | None = None
     shuffled: bool = False
@@ -100,7 +100,7 @@ def indexer_logits(
     sequences, queries, heads, width = q.shape
     keys = _Keys(sequences, addresses.keys.shape[1], addresses=addresses)
     flat_q, flat_weights = q.reshape(-1, heads * width), weights.reshape(-1, heads)
-    return _launch(flat_q, flat_weights, 1.0, cache, keys, limits).view(sequences, queries, keys.count)
+    return _launch(flat_q, flat_weights, 1.0, cache, keys, limits).view(sequences, queries, keys.num_keys)
 
 
 def paged_indexer_logits(
@@ -145,12 +145,12 @@ def _launch(
         check_shuffled(page_size, width)
     if q.stride(1) != 1 or weights.stride(1) != 1:
         raise ValueError(f"values of a row must lie side by side, got strides {q.stride()} and {weights.stride()}")
-    scores = q.new_empty(len(q), keys.count, dtype=torch.float32)
+    scores = q.new_empty(len(q), keys.num_keys, dtype=torch.float32)
     if scores.numel() == 0:
         return scores
     block = 128 if target().name != "interpreter" else 32
     queries = len(q) // keys.sequences
-    blocks = -(-keys.count // block)
+    blocks = -(-keys.num_keys // block)
     groups = min(queries, max(1, 4 * target().multiprocessors // (keys.sequences * blocks)))
     queries_each = -(-queries // groups)
     paged, addresses = keys.paged, keys.addresses
@@ -162,7 +162,7 @@ def _launch(
         absent if addresses is None or addresses.scales is None else addresses.scales,
         absent if paged is None else paged.table, absent if paged is None else paged.pages.starts,
         absent if limits is None else limits, scores,
-        queries, keys.count, q.stride(0), weights.stride(0), weight_factor,
+        queries, keys.num_keys, q.stride(0), weights.stride(0), weight_factor,
         0 if paged is None else paged.table.stride(0), queries_each,
         HEADS=heads, HEAD_BLOCK=max(16, triton.next_power_of_2(heads)),
         WIDTH=width, WIDTH_BLOCK=triton.next_power_of_2(width),

@@ -172,7 +172,7 @@ class _Rows(NamedTuple):
     """Kernel arguments that say which rows there are."""
 
     kind: int
-    count: int  # at most, of a query
+    num_rows: int  # at most, of a query
     listed: Tensor | None = None
     bias: Tensor | None = None
     paged: PagedRows | None = None
@@ -255,7 +255,7 @@ class _Shape(NamedTuple):
         values = min(rank, 512)
         block_h, block_n, stages, warps = _tile(heads, rank, values, q.element_size())
         programs = queries * -(-heads // block_h) * (rank // values)
-        splits, per_split = _splits(programs, rows.count, block_n)
+        splits, per_split = _splits(programs, rows.num_rows, block_n)
         return cls(heads, rank, width - rank, values, block_h, block_n, stages, warps, splits, per_split)
 
 
@@ -303,7 +303,7 @@ def _launch(
         absent if rows.listed is None else rows.listed, absent if rows.bias is None else rows.bias,
         absent if paged is None else paged.table, absent if paged is None else paged.pages.starts,
         absent if paged is None else paged.lens, out, absent if weights is None else weights,
-        scale, rows.count, 0 if paged is None else paged.table.stride(0), shape.per_split, shape.splits,
+        scale, rows.num_rows, 0 if paged is None else paged.table.stride(0), shape.per_split, shape.splits,
         HEADS=shape.heads, RANK=shape.rank, ROPE=shape.rope, VALUES=shape.values,
         BLOCK_H=shape.block_h, BLOCK_N=shape.block_n, LIST=rows.kind, BIASED=rows.bias is not None,
         CODED=cache.scales is not None, PAGE_SIZE=1 if paged is None else paged.pages.size, WINDOW=rows.window,

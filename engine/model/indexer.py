@@ -74,7 +74,7 @@ class Indexer:
     def raw_queries(self, q_latent: Rows) -> Tensor:
         """[tokens, heads, width], not turned yet."""
         products = self._wq_b.split(self._wq_b(q_latent))[0]
-        return products.unflatten(1, (self._config.heads, self._config.width))
+        return products.view(len(products), self._config.heads, self._config.width)
 
     def choose_positions(self, q: Tensor, projected: Tensor, cache: IndexCache, step: PagedDecode) -> Tensor:
         """q: turned; projected: [tokens, heads], the layer's input through `weights_proj` → int32 [tokens, top-k]."""

@@ -59,25 +59,26 @@ class Linear:
         return Normed(x, self._ops.fp8.quantise(x))
 
     def __call__(self, x: Rows) -> Tensor:
-        if self._coded is None:
+        if self.plain is not None:
             return torch.mm(plain_rows(x), self.plain)
-        return self._product(x, self._coded, None)
+        return self._product(x, None)
 
     def added_to(self, residual: Tensor, x: Rows) -> Tensor:
-        if self._coded is None:
+        if self.plain is not None:
             return torch.addmm(residual, plain_rows(x), self.plain)
-        return self._product(x, self._coded, residual)
+        return self._product(x, residual)
 
     def split(self, products: Tensor) -> list[Tensor]:
         """Each piece's columns."""
         pieces = products.split_with_sizes(self._widths, -1)
         return [pieces[place] for place in self._places]
 
-    def _product(self, x: Rows, weight: Fp8Weight, residual: Tensor | None) -> Tensor:
+    def _product(self, x: Rows, residual: Tensor | None) -> Tensor:
         assert self._ops.fp8 is not None
+        assert self._coded is not None
         if isinstance(x, Tensor):
             x = self._ops.fp8.quantise(x)
-        return self._ops.fp8.gemm(x.quantised if isinstance(x, Normed) else x, weight, self._dtype, residual)
+        return self._ops.fp8.gemm(x.quantised if isinstance(x, Normed) else x, self._coded, self._dtype, residual)
 
 
 def plain_rows(x: Rows) -> Tensor:

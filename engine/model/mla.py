@@ -165,7 +165,8 @@ class Attention:
     def _by_head(self, q_latent: Rows) -> Tensor:
         """[tokens, heads, nope + rope], not turned yet."""
         g = self._geometry
-        return self._q_b.split(self._q_b(q_latent))[0].unflatten(1, (g.heads, g.nope + g.rope))
+        products = self._q_b.split(self._q_b(q_latent))[0]
+        return products.view(len(products), g.heads, g.nope + g.rope)
 
     def _absorbed_queries(self, q_latent: Tensor, turns: Tensor) -> Tensor:
         """[tokens, heads, rank + rope], to be held against cache rows."""
@@ -185,8 +186,7 @@ class Attention:
     def _absorb(self) -> Tensor | None:
         """Both steps from query latent to absorbed query as one matrix, where that is no more work than the two."""
         g, q_b = self._geometry, self._q_b.plain
-        wide = q_b is None or q_b.dtype != torch.float32
-        if wide or g.kv_rank * g.q_rank > g.nope * (g.q_rank + g.kv_rank):
+        if q_b is None or q_b.dtype != torch.float32 or g.kv_rank * g.q_rank > g.nope * (g.q_rank + g.kv_rank):
             return None
         by_head = q_b.T.double().reshape(g.heads, g.nope + g.rope, g.q_rank)
         nope = torch.bmm(self._key_up.double().transpose(1, 2), by_head[:, : g.nope])

@@ -25,7 +25,7 @@ class Normed(NamedTuple):
 
 def fp8_quant(x: Tensor) -> Quantised:
     """x: [rows, width], width a multiple of 128."""
-    grouped = x.float().unflatten(1, (-1, GROUP))
+    grouped = x.float().reshape(len(x), x.shape[1] // GROUP, GROUP)
     scales = grouped.abs().amax(-1, keepdim=True).clamp_(min=_LEAST) / 448.0
     codes = (grouped / scales).to(torch.float8_e4m3fn).view(torch.uint8)
     codes = codes.masked_fill(codes == 0x80, 0)  # no minus zero: not every GPU reads it as a number

@@ -109,7 +109,7 @@ class GpuRecorder:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, step: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             step()  # compiles what has not been, which must not happen within a recording
