@@ -36,7 +36,7 @@ from multimodal.decode_jobs import (
 )
 from multimodal.film import film_pictures, probe_film
 from multimodal.film_file import FrameMissingError
-from multimodal.image import num_image_tokens, plan_size, resize, upright_rgb
+from multimodal.image import num_image_tokens, plan_size, resize_picture, upright_picture
 from multimodal.sound_file import read_sound
 
 _DESCRIPTORS = 64
@@ -88,11 +88,11 @@ def _done(job: Job, data: bytes) -> _Done:
 def _work(job: Job, data: bytes) -> _Done:
     match job:
         case DecodePicture():
-            rgb = upright_rgb(data, job.file_limits)
-            size = plan_size(rgb.shape[0], rgb.shape[1], job.limits, job.overrides, job.detail)
+            picture = upright_picture(data, job.file_limits)
+            size = plan_size(picture.height, picture.width, job.limits, job.overrides, job.detail)
             if (tokens := num_image_tokens(size, job.limits)) > job.max_tokens:
                 raise ValueError(f"a picture may have {job.max_tokens} tokens at most, got {tokens}")
-            return _Done(Picture(size), [np.ascontiguousarray(resize(rgb, *size)).data])
+            return _Done(Picture(size), [np.ascontiguousarray(resize_picture(picture, *size)).data])
         case DecodeSound():
             return _Done(Sound(), [read_sound(data, job.file_limits).data])
         case ProbeFilm():

@@ -157,7 +157,12 @@ def num_image_tokens(size: Size, limits: ImageLimits) -> int:
 
 
 def upright_rgb(picture: Image.Image | bytes, limits: FileLimits = DEFAULT_LIMITS) -> NDArray[np.uint8]:
-    """First frame, EXIF turn applied, clear parts on white, 16-bit values cut to their upper eight bits: [h, w, 3].
+    """[h, w, 3], as `upright_picture`."""
+    return np.array(upright_picture(picture, limits), dtype=np.uint8)
+
+
+def upright_picture(picture: Image.Image | bytes, limits: FileLimits = DEFAULT_LIMITS) -> Image.Image:
+    """RGB: first frame, EXIF turn applied, clear parts on white, 16-bit values cut to their upper eight bits.
 
     Values are taken as sRGB, as in training: a colour profile is not applied.
     """
@@ -170,12 +175,12 @@ def upright_rgb(picture: Image.Image | bytes, limits: FileLimits = DEFAULT_LIMIT
         raise ValueError(f"the picture cannot be decoded: {str(error) or type(error).__name__}") from error
 
 
-def _within(limits: FileLimits, image: Image.Image) -> NDArray[np.uint8]:
+def _within(limits: FileLimits, image: Image.Image) -> Image.Image:
     limits.check_picture(*image.size)  # known from the header; nothing is decoded yet
-    return _upright_rgb(image)
+    return _upright(image)
 
 
-def _upright_rgb(image: Image.Image) -> NDArray[np.uint8]:
+def _upright(image: Image.Image) -> Image.Image:
     if getattr(image, "n_frames", 1) > 1:
         image.seek(0)
     image = ImageOps.exif_transpose(image)
@@ -185,7 +190,7 @@ def _upright_rgb(image: Image.Image) -> NDArray[np.uint8]:
         clear = image.convert("RGBA")
         image = Image.new("RGB", clear.size, (255, 255, 255))
         image.paste(clear, mask=clear.getchannel("A"))
-    return np.array(image.convert("RGB"), dtype=np.uint8)
+    return image.convert("RGB")
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
@@ -203,7 +208,12 @@ def resize(rgb: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]
     """Bicubic; a picture that has the size already comes back as it is."""
     if rgb.shape[:2] == (height, width):
         return rgb
-    return np.asarray(Image.fromarray(rgb).resize((width, height), Image.Resampling.BICUBIC))
+    return resize_picture(Image.fromarray(rgb), height, width)
+
+
+def resize_picture(picture: Image.Image, height: int, width: int) -> NDArray[np.uint8]:
+    """The same of a decoded RGB picture, which spares its way through an array."""
+    return np.asarray(picture.resize((width, height), Image.Resampling.BICUBIC))
 
 
 def order_patches(rgb: NDArray[np.uint8], patch_size: int = 14, merge_size: int = 2) -> NDArray[np.uint8]:

@@ -123,7 +123,7 @@ def test_a_file_that_needs_too_much_memory_is_refused_and_the_next_one_decoded()
         assert "memory" in (await refusal(pool.run(PICTURE, large.getvalue()))).lower()
         assert (await pool.run(PICTURE, EXIF)).reply == Picture(Size(140, 84))
 
-    in_pool(work, PoolLimits(1, memory_bytes=700 * 2**20))
+    in_pool(work, PoolLimits(1, memory_bytes=500 * 2**20))
 
 
 def test_a_process_that_dies_costs_its_file_an_error_and_nothing_else() -> None:
