@@ -13,6 +13,7 @@ import logging
 import os
 import resource
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -52,6 +53,8 @@ _KEEP_ALIVE_S = 130  # proxies keep idle connections for 60 or 120 s, and must b
 _NOTICE_S = 1.0  # between "not ready" and a closed listener, so that whoever balances load can see it
 _LAST_FRAMES_S = 2.0  # for the error frames of what the grace period has cut off
 _POLL_S = 0.05
+# For the event loop to get its turn back from threads that read long bodies; Python's own is five times as long.
+_SWITCH_S = 0.001
 # Whoever signals a whole process group sends the same signal twice: to this process, and to one that passes it on.
 _SAME_SIGNAL_S = 0.2
 _OTHER_FILES = 128  # than connections of clients
@@ -66,6 +69,7 @@ class StartError(Exception):
 def run_server(settings: Settings, say: Say) -> int:
     """Until it is told to stop. `say` shows a line to whoever started it; returns the exit status."""
     set_up_logging(settings.log_level, settings.log_format)
+    sys.setswitchinterval(_SWITCH_S)
     try:
         prompts = _read_model(settings)
         key = WireKey.from_file(Path(settings.wire_key)) if settings.wire_key else None

@@ -9,7 +9,7 @@ import stat
 from pathlib import Path
 from urllib.parse import unquote, unquote_to_bytes, urlsplit
 
-_SLICE = 1 << 18  # letters of base64 decoded at a time, so that other threads get their turn
+_SLICE = 1 << 16  # letters of base64 decoded at a time, so that other threads get their turn
 _SPACE = re.compile(r"[ \t\r\n]")
 
 
