@@ -33,7 +33,9 @@ serve: $(VENV)/.base $(VENV)/.torch  ## serve the bundled checkpoint; PORT= MODE
 	@exec $(BIN)/dots3 serve $(MODEL) $(if $(PORT),--port $(PORT)) $(if $(DEVICE),--device $(DEVICE)) $(ARGS)
 
 test: check  ## check, then all other tests that need no GPU (12 minutes or less on 2 cores)
-	$(PYTEST) -m "e2e and not slow and not gpu" $(ARGS)
+	$(PYTEST) -m "e2e and not slow and not gpu" --ignore=tests/engine --ignore=tests/kernels $(ARGS)
+	OMP_NUM_THREADS=1 $(PYTEST) -n 2 -m "e2e and not slow and not gpu" tests/engine $(ARGS)
+	OMP_NUM_THREADS=1 $(PYTEST) -n 2 -m "e2e and not slow and not gpu" tests/kernels $(ARGS)
 
 check: $(VENV)/.test  ## lint, format, types, unit tests (under a minute)
 	$(BIN)/ruff check .
@@ -62,7 +64,7 @@ bench-gpu: $(VENV)/.train  ## every kernel and a slice of the released model on 
 	$(BIN)/python -m bench.slice $(ARGS)
 
 coverage: $(VENV)/.test  ## lines and branches that `make test` reaches
-	$(BIN)/coverage run -m pytest -m "not slow and not gpu" $(ARGS)
+	$(BIN)/coverage run -m pytest -m "not slow and not gpu" --ignore=tests/kernels $(ARGS)
 	$(BIN)/coverage report
 
 bench: $(VENV)/.train  ## the benchmarks that README quotes, results in bench/results/ (15 minutes on 2 idle cores)
