@@ -54,6 +54,7 @@ def test_kernels_give_what_the_reference_operations_give(device: str) -> None:
         assert (one - other).abs().max() < 2e-4
 
 
+@pytest.mark.usefixtures("device")
 def test_the_kernels_are_what_a_gpu_gets() -> None:
     assert ops_for(torch.device("cuda")) is TRITON
     assert ops_for(torch.device("cpu")).paged is None
