@@ -80,6 +80,8 @@ class Runner:
         return self._device.type == "cuda" and not isinstance(error, torch.OutOfMemoryError | ValueError)
 
     def _hidden(self, batch: ScheduledBatch, inputs: StepInputs) -> torch.Tensor:
+        if self._media is not None:
+            self._media.do(batch.encoder)  # also in a step of decodes alone, where whoever needs it found no pages
         if self._graphs is not None and batch.num_decodes == len(batch.items):
             tokens = torch.from_numpy(inputs.token_ids)
             return self._graphs.forward(tokens, _context(inputs, batch.num_decodes, torch.from_numpy))
@@ -89,10 +91,7 @@ class Runner:
     def _tokens(self, batch: ScheduledBatch, inputs: StepInputs) -> torch.Tensor:
         """Ids, or embeddings where media stand among them."""
         ids = self._to_device(inputs.token_ids)
-        if self._media is None:
-            return ids
-        self._media.do(batch.encoder)
-        if not any(item.media for item in batch.items):
+        if self._media is None or not any(item.media for item in batch.items):
             return ids
         embeddings = self._model.embed(ids)
         self._media.fill(embeddings, batch.items, inputs.query_starts)
