@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 from PIL import Image
 
+from bench.raw_client import post
+
 MODEL = "dots3-note-tiny"
 _PATH = "/v1/chat/completions"
 _LIMIT_S = 600.0
@@ -58,7 +60,7 @@ async def ask(
         await asyncio.get_running_loop().sock_connect(connection, ("127.0.0.1", port))
         reader, writer = await asyncio.open_connection(sock=connection, limit=4096 if bytes_per_s else 2**16)
         try:
-            writer.write(_request(body, key))
+            writer.write(post(_PATH, body, "Connection: close", f"Authorization: Bearer {key}"))
             return await _read(reader, leave_after_frames, bytes_per_s)
         finally:
             writer.transport.abort()
@@ -88,19 +90,6 @@ def _understood(received: bytes) -> Answer:
     text = "".join(json.loads(found) for found in _CONTENT.findall(rest))
     is_whole = b'"finish_reason":"' in rest and b"data: [DONE]" in rest and b'"error"' not in rest
     return Answer(int(head[9:12]), text, is_whole, retry_after[1].decode() if retry_after else None)
-
-
-def _request(body: dict[str, Any], key: str) -> bytes:
-    text = json.dumps(body).encode()
-    lines = (
-        f"POST {_PATH} HTTP/1.1",
-        "Host: x",
-        "Connection: close",
-        f"Authorization: Bearer {key}",
-        "Content-Type: application/json",
-        f"Content-Length: {len(text)}",
-    )
-    return "\r\n".join((*lines, "", "")).encode() + text
 
 
 @cache

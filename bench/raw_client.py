@@ -84,13 +84,19 @@ class Call(asyncio.Protocol):
 
 async def call(port: int, path: str, body: dict[str, Any]) -> Call:
     """Sent; `await (…).whole()` for its end."""
+    request = post(path, body)
+    _, protocol = await asyncio.get_running_loop().create_connection(lambda: Call(request), "127.0.0.1", port)
+    return protocol
+
+
+def post(path: str, body: dict[str, Any], *headers: str) -> bytes:
+    """A whole request."""
     text = json.dumps(body).encode()
     lines = (
         f"POST {path} HTTP/1.1",
         "Host: 127.0.0.1",
         "Content-Type: application/json",
         f"Content-Length: {len(text)}",
+        *headers,
     )
-    request = "\r\n".join((*lines, "", "")).encode() + text
-    _, protocol = await asyncio.get_running_loop().create_connection(lambda: Call(request), "127.0.0.1", port)
-    return protocol
+    return "\r\n".join((*lines, "", "")).encode() + text

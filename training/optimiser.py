@@ -49,13 +49,13 @@ class Muon:
         self.groups = list(by_shape.values())
         self.momenta = [torch.zeros_like(torch.stack([params[i] for i in group]).detach()) for group in self.groups]
         self.factor = torch.zeros((), device=params[0].device)
-        self.finite = torch.ones((), dtype=torch.bool, device=params[0].device)
+        self.sound = torch.ones((), dtype=torch.bool, device=params[0].device)
         self.graph: torch.cuda.CUDAGraph | None = None
         self.updates = 0
 
     @torch.no_grad()
-    def step(self, factor: float, finite: Tensor) -> None:
-        """`finite` false (on the device, never waited for): the gradients count as zero."""
+    def step(self, factor: float, sound: Tensor) -> None:
+        """`sound` false (on the device, never waited for): the gradients count as zero."""
         present = [p.grad for p in self.params if p.grad is not None]
         if not present:
             return
@@ -63,7 +63,7 @@ class Muon:
             raise ValueError(f"only {len(present)} of {len(self.params)} matrices of a component have gradients")
         torch._foreach_copy_(self.gradients, present)
         self.factor.fill_(factor)
-        self.finite.copy_(finite)
+        self.sound.copy_(sound)
         if self.graph is not None:
             self.graph.replay()
             return
@@ -79,7 +79,7 @@ class Muon:
 
     def _update(self) -> None:
         for group, momentum in zip(self.groups, self.momenta, strict=True):
-            gradient = torch.where(self.finite, torch.stack([self.gradients[i] for i in group]), 0.0)
+            gradient = torch.where(self.sound, torch.stack([self.gradients[i] for i in group]), 0.0)
             momentum.lerp_(gradient, 1 - self.momentum)
             gradient.lerp_(momentum, self.momentum)
             flat = gradient.flatten(2) if gradient.ndim == CONVOLUTION_NDIM + 1 else gradient
