@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from engine.config.log_format import set_up_logging
 from multimodal.confinement import confine
 from multimodal.decode_jobs import (
     DecodePicture,
@@ -48,6 +49,7 @@ class _Done(NamedTuple):
 
 
 def main() -> None:
+    set_up_logging("warning", sys.argv[4])
     channel = socket.socket(fileno=int(sys.argv[1]))
     os.nice(int(sys.argv[3]))
     _limit(memory_bytes=int(sys.argv[2]))
@@ -58,11 +60,14 @@ def main() -> None:
     while True:
         try:
             message, data = receive(channel)
-        except EOFError:
+        except (EOFError, ConnectionError):
             return
         reply, arrays = _done(job_decoder.decode(message), data)
         descriptor = beside(arrays)
-        send(channel, reply, descriptor)
+        try:
+            send(channel, reply, descriptor)
+        except ConnectionError:
+            return  # nobody waits for it any more
         os.close(descriptor)
 
 

@@ -21,6 +21,8 @@ from server.worker_link import WorkerLink
 logger = logging.getLogger(__name__)
 
 _LAST_WORDS_BYTES = 4000
+_LAST_WORDS_S = 0.5
+_READ_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -125,10 +127,15 @@ class Supervisor:
         """What the worker logs is shown, and its end is kept."""
         assert process.stderr is not None
         self._last_words = b""
-        while words := await process.stderr.read(4096):
-            sys.stderr.write(words.decode("utf-8", "replace"))
-            sys.stderr.flush()
-            self._last_words = (self._last_words + words)[-_LAST_WORDS_BYTES:]
+        rest = b""
+        try:
+            while words := await process.stderr.read(_READ_BYTES):
+                self._last_words = (self._last_words + words)[-_LAST_WORDS_BYTES:]
+                # Whole lines only: this process writes lines of its own between them.
+                lines, newline, rest = (rest + words).rpartition(b"\n")
+                _show(lines + newline)
+        finally:
+            _show(rest)
 
     async def _end_process(self) -> None:
         process, self._process = self._process, None
@@ -142,6 +149,8 @@ class Supervisor:
                 process.kill()
                 await process.wait()
         if self._relay is not None:
+            # What it said at last may still be in the pipe, which some process of its own may hold open.
+            await asyncio.wait((self._relay,), timeout=_LAST_WORDS_S)
             self._relay.cancel()
             await asyncio.gather(self._relay, return_exceptions=True)
 
@@ -150,6 +159,11 @@ class Supervisor:
         if self._process is not None and self._process.returncode is None:
             logger.warning("killing worker process %d, which gives no sign of life", self._process.pid)
             self._process.kill()
+
+
+def _show(words: bytes) -> None:
+    sys.stderr.write(words.decode("utf-8", "replace"))
+    sys.stderr.flush()
 
 
 def _described(returncode: int) -> str:

@@ -9,6 +9,7 @@ import json
 import logging
 import sys
 from datetime import UTC, datetime
+from types import TracebackType
 from typing import Any
 
 FIELDS = "fields"  # key of `extra`: a mapping of what a line tells besides its message
@@ -43,6 +44,18 @@ def set_up_logging(level: str, form: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    sys.excepthook = _log_uncaught
+
+
+def form_in_use() -> str:
+    """For processes that this one starts."""
+    is_json = any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers)
+    return "json" if is_json else "text"
+
+
+def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Also the last words of a process are lines in its form."""
+    logging.getLogger("dots3").critical("ended by %s", kind.__name__, exc_info=(kind, error, trace))
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:

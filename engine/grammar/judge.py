@@ -1,7 +1,7 @@
 """The process in which clients' grammars are written out and tried first, where neither time nor memory can run away.
 
 Started by `Judge`, and never imported by it. Each grammar is tried in a fork of its own with a timer and a limit of
-memory; what survives is then made once more, of the text that comes back, by who asked. Ends with its standard input.
+memory; what survives is then made once more, of the text that comes back, by who asked. Ends when that one does.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from engine.config.log_format import set_up_logging
 from engine.grammar.frames import read_frame, write_frame
 from engine.grammar.limits import COMPILE_BYTES, COMPILE_S, GrammarError
 from engine.grammar.rules import check, grammar_text
@@ -27,11 +28,15 @@ log = logging.getLogger("engine.grammar.judge")  # also where the module runs as
 
 
 def main() -> None:
+    set_up_logging("warning", sys.argv[3])
     vocabulary = Vocabulary(Path(sys.argv[1]), int(sys.argv[2]))
     os.nice(_NICENESS)
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     while (body := read_frame(requests)) is not None:
-        write_frame(answers, _tried(body, vocabulary))
+        try:
+            write_frame(answers, _tried(body, vocabulary))
+        except BrokenPipeError:
+            os._exit(0)  # nobody waits for the answer any more; Python's own end would try to write it once more
 
 
 def _answer(rule: Any, vocabulary: Vocabulary) -> dict[str, str]:

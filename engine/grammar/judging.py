@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from engine.config.log_format import form_in_use
 from engine.grammar.frames import read_frame, write_frame
-from engine.grammar.limits import COMPILE_S, MAX_RULE_CHARS, GrammarError
+from engine.grammar.limits import COMPILE_S, MAX_RULE_CHARS, GrammarError, JudgeClosedError
 
 _START_S = 30.0  # reading a large vocabulary on a busy machine
 _GRACE_S = 1.0  # beyond the time that the judge itself allows
@@ -23,7 +24,8 @@ _TOP = Path(__file__).parents[2]  # where the judge's module is found
 
 class Judge:
     def __init__(self, folder: Path, vocab_size: int) -> None:
-        self._command = [sys.executable, "-m", "engine.grammar.judge", str(folder.resolve()), str(vocab_size)]
+        arguments = (folder.resolve(), vocab_size, form_in_use())
+        self._command = [sys.executable, "-m", "engine.grammar.judge", *map(str, arguments)]
         self._asking = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = False
@@ -53,8 +55,7 @@ class Judge:
         if len(body) > MAX_RULE_CHARS:
             raise GrammarError(f"it must have at most {MAX_RULE_CHARS} characters, got {len(body)}")
         with self._asking:
-            if self._closed:
-                raise GrammarError("the worker is shutting down")
+            self._check_open()
             process = self._running()
             timer = threading.Timer(limit_s, process.kill)
             timer.start()
@@ -64,9 +65,14 @@ class Judge:
                 timer.cancel()
             if answer is None:
                 self._end()
+                self._check_open()
                 raise GrammarError(f"it could not be compiled within {limit_s:g} s")
         found: dict[str, str] = json.loads(answer)
         return found
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise JudgeClosedError("the worker is shutting down")
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is not None and self._process.poll() is not None:

@@ -35,6 +35,10 @@ class BusyError(GrammarError):
     """Too many grammars at once: this one was not tried."""
 
 
+class JudgeClosedError(GrammarError):
+    """The worker is shutting down."""
+
+
 def shortened(message: str) -> str:
     """The library's words on one line, without its listing of a grammar that the client has never seen."""
     lines = [line.strip() for line in message.splitlines()]

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from engine.grammar.judging import Judge
-from engine.grammar.limits import BusyError, GrammarError
+from engine.grammar.limits import BusyError, GrammarError, JudgeClosedError
 from engine.grammar.matcher import CompiledGrammar, Matcher
 from engine.grammar.vocabulary import Vocabulary
 from engine.runtime.mailroom import Compiled
@@ -61,6 +61,8 @@ class Grammars:
         judge = self._judges.get()
         try:
             judge.start()
+        except JudgeClosedError:
+            pass
         except GrammarError as error:
             log.warning("a judge of grammars did not start: %s", error)
         finally:

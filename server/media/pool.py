@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from engine.config.log_format import form_in_use
 from multimodal.decode_jobs import Buffer, Job, Refused, Reply, beside, receive, reply_decoder, send
 
 _MODULE = "multimodal.decoder"
@@ -129,7 +130,7 @@ class _Decoder:
 
     def start(self) -> None:
         with self._theirs as theirs:
-            arguments = (theirs.fileno(), self._limits.memory_bytes, self._limits.niceness)
+            arguments = (theirs.fileno(), self._limits.memory_bytes, self._limits.niceness, form_in_use())
             self._process = subprocess.Popen(
                 [sys.executable, "-m", _MODULE, *map(str, arguments)],
                 pass_fds=[theirs.fileno()],

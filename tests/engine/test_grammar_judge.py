@@ -3,12 +3,15 @@
 import json
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from subprocess import PIPE
 
 import pytest
 
+from engine.grammar.frames import write_frame
 from engine.grammar.judging import Judge
 from engine.grammar.limits import COMPILE_S, MAX_RULE_CHARS, GrammarError
 from engine.grammar.matcher import CompiledGrammar
@@ -71,3 +74,15 @@ def test_closing_ends_the_wait_of_who_is_asking(judge: Judge) -> None:
     assert time.monotonic() - began < COMPILE_S
     with pytest.raises(GrammarError, match="shutting down"):
         judge.text_of(CHOICE)
+
+
+def test_a_judge_whose_worker_was_killed_ends_without_a_word() -> None:
+    one = Judge(FOLDER, VOCAB_SIZE)
+    with subprocess.Popen(one._command, stdin=PIPE, stdout=PIPE, stderr=PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        write_frame(process.stdin, json.dumps(CHOICE).encode())
+        process.stdout.close()
+        assert process.wait(30) == 0
+        assert process.stderr.read() == b""

@@ -186,7 +186,7 @@ def test_a_connected_worker_watches_itself(start_server: Start, tmp_path: Path, 
             alone.kill()
     lines = (tmp_path / "log").read_text().splitlines()
     assert lines
-    assert all(line.startswith("{") for line in lines), lines
+    assert [line for line in lines if not line.startswith("{")] == []
 
 
 @pytest.mark.slow

@@ -223,3 +223,25 @@ def test_the_worker_knows_every_flag_of_its_command_line(tmp_path: Path) -> None
     assert (parsed.listen, parsed.model, parsed.parent_pid) == (f"ipc://{tmp_path}/w0", tmp_path, os.getpid())
     assert (parsed.parent_folder, parsed.log_format) == (tmp_path, "text")
     assert (parsed.seed, parsed.max_model_len, parsed.enable_prefix_caching) == (1, 9, False)
+
+
+def test_what_a_worker_says_is_passed_on_in_whole_lines_to_its_last_word() -> None:
+    # In pieces: half a line, the rest of it with half a character of the next, and an end without a new line.
+    program = """
+import os, time
+for piece in (b"one ", "li\\n€".encode()[:4], "€".encode()[1:] + b" two\\n", b"end"):
+    os.write(2, piece)
+    time.sleep(0.1)
+"""
+
+    async def check() -> None:
+        link = WorkerLink("w0", "ipc:///tmp/nobody-listens-here")
+        with pytest.raises(WorkerStartError, match="end"):
+            await Supervisor([sys.executable, "-c", program], link, PACE).start()
+
+    shown: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("server.supervisor._show", lambda words: shown.append(words.decode()))
+        run(check())
+    assert "".join(shown) == "one li\n€ two\nend"
+    assert all(words.endswith("\n") for words in shown[:-1] if words)
