@@ -35,6 +35,7 @@ _JSON_TYPE = re.compile(r"application/(?:json|[a-z0-9.+-]+\+json)\s*(?:;.*)?", r
 _OTHER_CHARSET = re.compile(r"charset\s*=\s*\"?(?!utf-?8)", re.IGNORECASE)
 # Reading and tokenising a body of this size takes about a millisecond; longer ones go to a thread.
 _LONG_BODY_BYTES = 4096
+_LONG_JOIN_BYTES = 1 << 20  # a join of as much takes milliseconds, in which it keeps no other thread waiting
 _LEAST_BYTES_PER_S = 1000  # of a body, on the whole
 
 
@@ -160,4 +161,4 @@ async def _read(request: Request, limit_bytes: int, patience_s: float) -> bytes:
             f"{size} bytes of this one came in {now_s() - began_s:.1f} s"
         )
         raise RequestError("request_timeout", text) from error
-    return b"".join(chunks)
+    return b"".join(chunks) if size < _LONG_JOIN_BYTES else await asyncio.to_thread(b"".join, chunks)

@@ -6,6 +6,7 @@ Follows redirects itself, so that each target is checked like the first. Knows n
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
@@ -36,6 +37,7 @@ class Downloads:
         self._hosts = hosts
         self._limits = limits
         self._places = asyncio.Semaphore(limits.at_once)
+        self._certificates: asyncio.Task[ssl.SSLContext] | None = None
 
     async def get(self, link: str, count: Callable[[int], None]) -> bytearray:
         """`count` is told of bytes as they come, and may raise. SourceError where the link is to blame."""
@@ -53,7 +55,8 @@ class Downloads:
         # No proxy from the environment, no cookie, and no connection kept for another name on the same address.
         limits, timeout = httpx.Limits(max_keepalive_connections=0), httpx.Timeout(self._limits.timeout_s)
         timeout.connect = self._limits.connect_timeout_s
-        async with httpx.AsyncClient(trust_env=False, limits=limits, timeout=timeout) as client:
+        certificates = await self._known_certificates()
+        async with httpx.AsyncClient(verify=certificates, trust_env=False, limits=limits, timeout=timeout) as client:
             for _ in range(self._limits.max_redirects + 1):
                 request = await self._pinned(client, url)
                 response = await client.send(request, stream=True)
@@ -64,6 +67,12 @@ class Downloads:
                 finally:
                     await response.aclose()
         raise SourceError(f"a link may be redirected {self._limits.max_redirects} times at most, and was more often")
+
+    async def _known_certificates(self) -> ssl.SSLContext:
+        """Read once: it takes longer than the event loop may wait."""
+        if self._certificates is None:
+            self._certificates = asyncio.create_task(asyncio.to_thread(httpx.create_ssl_context, trust_env=False))
+        return await asyncio.shield(self._certificates)
 
     async def _pinned(self, client: httpx.AsyncClient, url: httpx.URL) -> httpx.Request:
         """A request for `url` to the one address that was checked; certificates are checked against the name."""

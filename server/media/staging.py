@@ -36,7 +36,8 @@ async def stage(media: PlacedMedia | None, ready: Ready | None) -> AbstractConte
             f"media may have {limit} bytes when decoded where they do not fit in shared memory, got {media.num_bytes}"
         )
         raise RequestError("too_large", text, "messages")
-    return nullcontext(MediaData(num_bytes=media.num_bytes, inline=b"".join(media.parts)))
+    inline = await asyncio.to_thread(b"".join, media.parts)
+    return nullcontext(MediaData(num_bytes=media.num_bytes, inline=inline))
 
 
 @contextmanager

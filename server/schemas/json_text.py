@@ -20,6 +20,8 @@ _STRING_OR_MARK = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}:]', re.DOTALL)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # A number that could overflow a double; only then is the parsed value searched for infinities.
 _MAYBE_HUGE = re.compile(rb"[0-9][eE]\+?[0-9]{2}|[0-9]{300}")
+_LONGEST_HUGE = 300
+_SEARCHED_BYTES = 1 << 16  # at a time: a search keeps all other threads waiting, the event loop's too
 
 
 def read_object(body: bytes) -> dict[str, Any]:
@@ -31,9 +33,16 @@ def read_object(body: bytes) -> dict[str, Any]:
         raise _explained(body, error) from error
     if not isinstance(value, dict):
         raise RequestError("invalid_json", f"The request body must be a JSON object, got {shown(value)}")
-    if _MAYBE_HUGE.search(body) and (fault := _first_fault(value, "")) is not None:
+    if _may_hold_huge(body) and (fault := _first_fault(value, "")) is not None:
         raise fault
     return value
+
+
+def _may_hold_huge(body: bytes) -> bool:
+    return any(
+        _MAYBE_HUGE.search(body, start, start + _SEARCHED_BYTES + _LONGEST_HUGE)
+        for start in range(0, len(body), _SEARCHED_BYTES)
+    )
 
 
 def _explained(body: bytes, error: ValueError) -> RequestError:

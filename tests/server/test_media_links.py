@@ -48,13 +48,27 @@ def test_data_urls_in_all_their_forms(url: str) -> None:
     assert data_url_bytes(url) == PICTURE
 
 
-def test_long_content_is_decoded_in_pieces_without_a_seam() -> None:
-    data = os.urandom(700_001)
-    assert base64_bytes(base64.b64encode(data).decode()) == data
+@pytest.mark.parametrize("line", [3, 76, 10**9])
+def test_long_content_is_decoded_in_pieces_without_a_seam(line: int) -> None:
+    data = os.urandom(100_001)
+    text = base64.b64encode(data).decode()
+    assert base64_bytes(text) == base64_bytes("data:," + text, len("data:,")) == data
+    assert base64_bytes("\n".join(text[at : at + line] for at in range(0, len(text), line))) == data
+    escaped = "".join(f"%{ord(letter):02X}" for letter in text)
+    for shift in range(3):  # an escape lies on the border of two pieces
+        assert base64_bytes(" " * shift + escaped) == data
+        assert data_url_bytes("data:" + "," + "a" * shift + escaped) == b"a" * shift + text.encode()
 
 
 @pytest.mark.parametrize(
-    "url", ["data:image/jpeg;base64,####", "data:image/jpeg;base64,AAAAA", "data:image/jpeg;base64"]
+    "url",
+    [
+        "data:image/jpeg;base64,####",
+        "data:image/jpeg;base64,AAAAA",
+        "data:image/jpeg;base64,AA==AAAA",
+        pytest.param("data:;base64," + "A" * 65534 + "==" + "AAAA" * 10, id="padding at the end of a piece"),
+        "data:image/jpeg;base64",
+    ],
 )
 def test_damaged_data_urls_are_refused(url: str) -> None:
     with pytest.raises(SourceError, match=r"base64 is damaged|must have a comma"):

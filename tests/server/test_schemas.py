@@ -71,6 +71,15 @@ def test_large_exponents_in_text_and_small_numbers_are_no_fault() -> None:
     assert read_object(b'{"a": "1e999", "b": 1e-999, "c": "\\ud83d\\ude00"}') == {"a": "1e999", "b": 0.0, "c": "😀"}
 
 
+def test_a_number_out_of_range_is_found_wherever_it_lies_in_a_long_body() -> None:
+    for before in range(1 << 16, (1 << 16) - 24, -1):
+        head = b'{"a": "'
+        with pytest.raises(RequestError, match="`b` must be a finite number"):
+            read_object(head + b"x" * (before - len(head)) + b'", "b": 1e999}')
+    with pytest.raises(RequestError, match="`b` must be a finite number"):
+        read_object(b'{"a": "' + b"x" * 65_200 + b'", "b": ' + b"9" * 400 + b".5}")
+
+
 NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 INTEGERS = ("top_k", "seed", "n", "max_tokens", "max_completion_tokens", "min_tokens", "top_logprobs", "priority")
 
