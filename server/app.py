@@ -53,7 +53,7 @@ def create_app(
     metrics = Metrics(engine)
     chances = SecondChances(lambda: any(worker.state == "ready" for worker in engine.health()), worker_wait_s)
     downloads = Downloads(Hosts(settings.allowed_media_domains))
-    pool = DecodePool(default_pool_limits())
+    pool = DecodePool(default_pool_limits(), metrics.media_pool)
     media = MediaPreparer(prompts, pool, downloads, settings.allowed_local_media_path, metrics)
     app.state.gateway = Gateway(
         settings, engine, prompts, media, generate, admission, chances, metrics, int(time.time())

@@ -25,6 +25,7 @@ from prometheus_client.registry import Collector
 from parsers.repairs import Repair
 from server.engine_client import Engine, WorkerHealth
 from server.errors import KINDS
+from server.media.pool_figures import PoolFigures
 
 _SHORT = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5.0)
 _LONG = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 1280.0)
@@ -65,6 +66,7 @@ class Metrics:
         self.media_decode = Histogram(
             "dots3_media_decode_seconds", "To decode an item", ["kind"], buckets=_LONG, registry=registry
         )
+        self.media_pool = PoolFigures(registry)
         self.drafted_tokens = Counter("dots3_spec_drafted_tokens", "Tokens drafted ahead", registry=registry)
         self.accepted_tokens = Counter("dots3_spec_accepted_tokens", "Of those, tokens kept", registry=registry)
         self.open_streams = Gauge("dots3_open_streams", "Streams that are being answered", registry=registry)

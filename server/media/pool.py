@@ -18,17 +18,42 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
+from prometheus_client import CollectorRegistry
 
 from engine.config.log_format import form_in_use
-from multimodal.decode_jobs import Buffer, Job, Refused, Reply, beside, receive, reply_decoder, send
+from multimodal.decode_jobs import (
+    Buffer,
+    DecodePicture,
+    DecodeSound,
+    Job,
+    ProbeFilm,
+    Refused,
+    Reply,
+    beside,
+    receive,
+    reply_decoder,
+    send,
+)
+from server.media.pool_figures import JobKind, JobResult, PoolFigures
 
 _MODULE = "multimodal.decoder"
-# What a decoder may have is counted in address space, of which threads and arenas that it has no use for take much.
-_ENVIRON = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
+_ENVIRON = {
+    # What a decoder may have is counted in address space, of which threads and arenas without a use take much.
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "2",
+    # Memory of one picture is kept for the next. Fresh pages cost nearly as much as decoding a JPEG into them.
+    "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),  # the most that glibc takes
+    "MALLOC_TRIM_THRESHOLD_": str(64 * 2**20),
+}
 
 
 class DecodeError(ValueError):
     """The file cannot be decoded within the limits; the message is for whoever sent it."""
+
+    def __init__(self, message: str, result: JobResult = "refused") -> None:
+        super().__init__(message)
+        self.result = result
 
 
 class Decoded(NamedTuple):
@@ -51,8 +76,9 @@ def default_pool_limits() -> PoolLimits:
 class DecodePool:
     """Used from one event loop. Close it."""
 
-    def __init__(self, limits: PoolLimits) -> None:
+    def __init__(self, limits: PoolLimits, figures: PoolFigures | None = None) -> None:
         self._limits = limits
+        self._figures = figures or PoolFigures(CollectorRegistry())
         self._slots = asyncio.Semaphore(limits.num_processes)
         self._threads = ThreadPoolExecutor(limits.num_processes, thread_name_prefix="decode")
         self._idle: list[_Decoder] = []
@@ -76,20 +102,34 @@ class DecodePool:
 
     async def run(self, job: Job, data: Buffer) -> Decoded:
         """DecodeError where the file is to blame."""
-        async with self._slots:
-            decoder = self._free_decoder()
-            self._busy.add(decoder)
-            try:
-                decoded = await asyncio.wrap_future(self._threads.submit(decoder.run, job, data))
-            except BaseException:  # also when the request is gone: what it asked for must not go on
-                decoder.kill()
-                self._threads.submit(decoder.bury)
-                raise
-            finally:
-                self._busy.discard(decoder)
-            self._idle.append(decoder)
-        if isinstance(decoded.reply, Refused):
-            raise DecodeError(decoded.reply.message)
+        with self._figures.waiting():
+            await self._slots.acquire()
+        try:
+            with self._figures.job(_kind(job)) as outcome:
+                try:
+                    decoded = await self._run(job, data)
+                    if isinstance(decoded.reply, Refused):
+                        raise DecodeError(decoded.reply.message)
+                except DecodeError as error:
+                    outcome.result = error.result
+                    raise
+                outcome.result = "done"
+                return decoded
+        finally:
+            self._slots.release()
+
+    async def _run(self, job: Job, data: Buffer) -> Decoded:
+        decoder = self._free_decoder()
+        self._busy.add(decoder)
+        try:
+            decoded = await asyncio.wrap_future(self._threads.submit(decoder.run, job, data))
+        except BaseException:  # also when the request is gone: what it asked for must not go on
+            decoder.kill()
+            self._threads.submit(decoder.bury)
+            raise
+        finally:
+            self._busy.discard(decoder)
+        self._idle.append(decoder)
         return decoded
 
     def _free_decoder(self) -> _Decoder:
@@ -107,6 +147,18 @@ class DecodePool:
             decoder.bury()
         self._idle.clear()
         self._threads.shutdown()
+
+
+def _kind(job: Job) -> JobKind:
+    match job:
+        case DecodePicture():
+            return "picture"
+        case DecodeSound():
+            return "sound"
+        case ProbeFilm():
+            return "film"
+        case _:
+            return "frames"
 
 
 class _Decoder:
@@ -154,9 +206,10 @@ class _Decoder:
                 message, arrays = receive(self._channel)
                 return Decoded(reply_decoder.decode(message), arrays)
             except TimeoutError as error:
-                raise DecodeError(f"decoding may take {self._limits.timeout_s:g} s, and took longer") from error
+                text = f"decoding may take {self._limits.timeout_s:g} s, and took longer"
+                raise DecodeError(text, "late") from error
             except (EOFError, OSError, msgspec.DecodeError) as error:
-                raise DecodeError("its decoder broke down over it, or ran out of memory") from error
+                raise DecodeError("its decoder broke down over it, or ran out of memory", "broken") from error
             finally:
                 os.close(descriptor)
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 from PIL import Image
+from prometheus_client import CollectorRegistry
 
 from multimodal.decode_jobs import (
     DecodePicture,
@@ -28,6 +29,7 @@ from multimodal.film import film_pictures, probe_film
 from multimodal.film_file import PacketTimes
 from multimodal.image import NO_OVERRIDES, Size
 from server.media.pool import Decoded, DecodeError, DecodePool, PoolLimits
+from server.media.pool_figures import PoolFigures
 from tests.multimodal import goldens
 from tests.support.media_fixture_adapter import LIMITS
 
@@ -182,3 +184,37 @@ def test_no_more_processes_work_than_are_allowed_and_none_inherits_a_secret(monk
             assert b"a-secret" not in Path(f"/proc/{decoder._process.pid}/environ").read_bytes()
 
     in_pool(work, PoolLimits(2))
+
+
+def test_figures_tell_what_waits_what_works_and_how_jobs_ended() -> None:
+    registry = CollectorRegistry()
+
+    def now(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(name, labels)
+
+    def jobs(kind: str, result: str) -> float | None:
+        return now("dots3_media_jobs_total", job=kind, result=result)
+
+    async def work() -> None:
+        pool = DecodePool(ONE, PoolFigures(registry))
+        try:
+            await pool.run(PICTURE, EXIF)
+            assert "decoded" in await refusal(pool.run(DecodeSound(FILES), EXIF))
+            [decoder] = pool._idle
+            assert decoder._process is not None
+            os.kill(decoder._process.pid, signal.SIGSTOP)
+            working = asyncio.create_task(pool.run(PICTURE, EXIF))
+            waiting = [asyncio.create_task(pool.run(PICTURE, EXIF)) for _ in range(2)]
+            await asyncio.sleep(0)
+            assert (now("dots3_media_decoders_busy"), now("dots3_media_jobs_waiting")) == (1, 2)
+            waiting[0].cancel()
+            os.kill(decoder._process.pid, signal.SIGKILL)
+            await asyncio.gather(working, *waiting, return_exceptions=True)
+        finally:
+            pool.close()
+
+    asyncio.run(work())
+    assert (now("dots3_media_decoders_busy"), now("dots3_media_jobs_waiting")) == (0, 0)
+    assert (jobs("picture", "done"), jobs("picture", "broken"), jobs("picture", "left")) == (2, 1, 0)
+    assert (jobs("sound", "refused"), jobs("film", "done")) == (1, 0)
+    assert now("dots3_media_job_seconds_count", job="picture") == 3

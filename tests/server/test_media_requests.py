@@ -235,12 +235,18 @@ def test_media_that_exceed_the_context_are_refused(gateway: LiveGateway) -> None
 
 def test_counts_and_times_of_media_are_metrics(gateway: LiveGateway) -> None:
     before = gateway.counts()
-    asked(gateway, user(file_part("exif6.jpg"), sound_part(WAV[:-2]), file_part("vfr_blue.mp4")))
+    parts = (file_part("exif6.jpg"), sound_part(WAV[:-2]), file_part("vfr_blue.mp4"))
+    asked(gateway, user(*parts), cache_salt="nothing decoded before is of use")
     after = gateway.counts()
     for kind in ("image", "audio", "video"):
         for name in ("dots3_media_items_total", "dots3_media_decode_seconds_count"):
             key = f'{name}{{kind="{kind}"}}'
             assert after[key] - before[key] == 1
+    for kind in ("picture", "sound", "film", "frames"):
+        key = f'dots3_media_jobs_total{{job="{kind}",result="done"}}'
+        assert after[key] - before[key] == 1
+        assert after[f'dots3_media_job_seconds_count{{job="{kind}"}}'] > 0
+    assert after["dots3_media_decoders_busy"] == after["dots3_media_jobs_waiting"] == 0
 
 
 def test_what_was_decoded_is_decoded_once_for_the_same_request(gateway: LiveGateway) -> None:
