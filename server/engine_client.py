@@ -26,6 +26,7 @@ class WorkerHealth:
     beat: Beat | None = None
     restarts: int = 0
     detail: str | None = None  # why it is not ready, in words
+    outstanding_tokens: int = 0  # work asked for by this gateway and not finished, about
 
 
 class Submission(Protocol):

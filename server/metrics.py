@@ -160,12 +160,25 @@ def _usage(shares: Iterable[dict[str, float]]) -> Metric:
 
 
 def _per_worker(workers: Iterable[WorkerHealth]) -> Iterator[Metric]:
-    up = GaugeMetricFamily("dots3_worker_up", "1: would serve a request now", labels=["worker"])
+    labels = ["worker"]
+    up = GaugeMetricFamily("dots3_worker_up", "1: would serve a request now", labels=labels)
+    outstanding = GaugeMetricFamily(
+        "dots3_worker_outstanding_tokens", "Work asked for here and not finished, about", labels=labels
+    )
+    running = GaugeMetricFamily("dots3_worker_requests_running", "Requests that run there", labels=labels)
+    waiting = GaugeMetricFamily("dots3_worker_requests_waiting", "Requests that wait there", labels=labels)
+    queries = CounterMetricFamily("dots3_worker_prefix_cache_queries", "Prompt tokens looked up", labels=labels)
+    hits = CounterMetricFamily("dots3_worker_prefix_cache_hits", "Prompt tokens found", labels=labels)
     restarts = CounterMetricFamily("dots3_worker_restarts", "Times that a worker was started again", labels=[])
     total = 0
     for worker in workers:
         up.add_metric([worker.name], float(worker.state == "ready"))
+        outstanding.add_metric([worker.name], worker.outstanding_tokens)
+        if (beat := worker.beat) is not None:
+            running.add_metric([worker.name], beat.running)
+            waiting.add_metric([worker.name], beat.waiting)
+            queries.add_metric([worker.name], beat.prefix_queries)
+            hits.add_metric([worker.name], beat.prefix_hits)
         total += worker.restarts
     restarts.add_metric([], total)
-    yield up
-    yield restarts
+    yield from (up, outstanding, running, waiting, queries, hits, restarts)

@@ -15,29 +15,26 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine.config.log_format import set_up_logging
 from engine.wire.channel import AddressError, WireKey
-from server.supervisor import Supervisor, WorkerStartError
+from server.supervisor import Pace, Supervisor, WorkerStartError
 from server.worker_link import WorkerLink
 
 logger = logging.getLogger("dots3.worker")
 
 EXIT_FAILED = 1
 EXIT_REFUSED = 2
+_STOP_S = 10.0  # beyond the grace period
 
 
-def run_worker(
-    address: str, key_file: Path | None, log_level: str, log_format: str, worker_flags: Sequence[str]
-) -> int:
+def run_worker(address: str, key_file: Path | None, grace_s: float, worker_flags: Sequence[str]) -> int:
     """Until it is told to stop; the exit status. `worker_flags` are those of the worker's own command line."""
-    set_up_logging(log_level, log_format)
     command = [sys.executable, "-m", "engine.runtime.worker", *worker_flags, "--parent-pid", str(os.getpid())]
     try:
         key = WireKey.from_file(key_file) if key_file is not None else None
     except (AddressError, OSError) as error:
         logger.critical("cannot start: %s", error)
         return EXIT_REFUSED
-    return asyncio.run(_run(command, address, key))
+    return asyncio.run(_run(command, address, key, Pace(stop_timeout_s=grace_s + _STOP_S)))
 
 
 def reached(address: str) -> str:
@@ -48,17 +45,30 @@ def reached(address: str) -> str:
     return f"tcp://{'127.0.0.1' if found[1] else '[::1]'}:{found[3]}"
 
 
-async def _run(command: Sequence[str], address: str, key: WireKey | None) -> int:
+def _hurry(link: WorkerLink) -> None:
+    """A second signal ends a worker that drains."""
+    if (pid := link.health().pid) is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+
+
+async def _run(command: Sequence[str], address: str, key: WireKey | None, pace: Pace) -> int:
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     link = WorkerLink("worker", reached(address), key)
+    supervisor = Supervisor(command, link, pace)
+
+    def take_signal() -> None:
+        if stop.is_set():
+            _hurry(link)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, take_signal)
     try:
         link.start()
     except AddressError as error:
         logger.critical("cannot start: %s", error)
         return EXIT_REFUSED
-    supervisor = Supervisor(command, link)
     starting = asyncio.create_task(supervisor.start())
     stopping = asyncio.create_task(stop.wait())
     try:

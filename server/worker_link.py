@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 _WATCH_S = 0.25
 # How much of an answer of unknown length counts as work ahead, when workers are compared.
-_EXPECTED_TOKENS = 512
+EXPECTED_TOKENS = 512
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,7 @@ class WorkerLink:
         self._channel: DealerEnd | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._submissions: dict[str, LinkSubmission] = {}
+        self.outstanding_tokens = 0  # work asked for and not finished, about
         self._count = 0
         self._state: WorkerState = "starting"
         self._since = time.time()
@@ -122,12 +123,9 @@ class WorkerLink:
             patience_s = silence.for_s / silence.times_patience
             state, since = "stalled", time.time() - silence.for_s + patience_s
             detail = f"no {silence.of} for {silence.for_s:.1f} s"
-        return WorkerHealth(self.name, self._pid, state, since, self._beat, self.restarts, detail)
-
-    @property
-    def outstanding_tokens(self) -> int:
-        """Work asked for and not finished, in tokens, about."""
-        return sum(submission.cost for submission in self._submissions.values())
+        return WorkerHealth(
+            self.name, self._pid, state, since, self._beat, self.restarts, detail, self.outstanding_tokens
+        )
 
     def _silence(self) -> _Silence:
         """The worst of them."""
@@ -141,13 +139,15 @@ class WorkerLink:
 
     # ---- requests
 
-    def submit(self, request: Submit) -> LinkSubmission:
+    def submit(self, request: Submit, cached_tokens: int = 0) -> LinkSubmission:
+        """`cached_tokens`: of the prompt, which are no work, as far as is known."""
         self._count += 1
         wire_id = f"{self._gateway_id}/{self._count}"
-        submission = LinkSubmission(self, wire_id, request)
+        submission = LinkSubmission(self, wire_id, request, cached_tokens)
         if not self.send(msgspec.structs.replace(request, request_id=wire_id)):
             raise RequestError("engine_dead", f"worker {self.name} is not connected")
         self._submissions[wire_id] = submission
+        self.outstanding_tokens += submission.cost
         return submission
 
     def send(self, message: Message) -> bool:
@@ -156,6 +156,7 @@ class WorkerLink:
 
     def _fail_all(self, code: str, message: str) -> None:
         submissions, self._submissions = self._submissions, {}
+        self.outstanding_tokens = 0
         for wire_id, submission in submissions.items():
             submission.put(Failed(wire_id, code, message))
 
@@ -185,6 +186,7 @@ class WorkerLink:
                 submission.put(message)
                 if not isinstance(message, Tokens):
                     del self._submissions[message.request_id]
+                    self.outstanding_tokens -= submission.cost
 
     def _take_ready(self, ready: Ready) -> None:
         """A new connection: whatever was asked through an earlier one is lost."""
@@ -199,6 +201,9 @@ class WorkerLink:
 
     def _take_beat(self, beat: Beat) -> None:
         now = self._clock()
+        if beat.draining and self._state == "ready":
+            logger.info("worker %s is draining", self.name)
+            self._change("draining", "it ends what it has and takes no more")
         known = self._beat
         if known is None or beat.progress != known.progress or not (beat.busy and known.busy):
             self._progress_at = now
@@ -215,7 +220,7 @@ class WorkerLink:
             if now - ticked_at > 4 * _WATCH_S:  # it was this process that slept: the worker's signs are still unread
                 self._beat_at = self._progress_at = now
             ticked_at = now
-            if self._state == "ready" and (reason := self._lost()) is not None:
+            if self._state in ("ready", "draining") and (reason := self._lost()) is not None:
                 self._down(reason)
                 if self.on_lost is not None:
                     self.on_lost()
@@ -262,8 +267,9 @@ class WorkerLink:
 class LinkSubmission:
     """Implements server.engine_client.Submission."""
 
-    def __init__(self, link: WorkerLink, wire_id: str, request: Submit) -> None:
-        self.cost = len(request.prompt_ids) + request.n * min(request.sampling.max_tokens, _EXPECTED_TOKENS)
+    def __init__(self, link: WorkerLink, wire_id: str, request: Submit, cached_tokens: int) -> None:
+        new_tokens = max(0, len(request.prompt_ids) - cached_tokens)
+        self.cost = new_tokens + request.n * min(request.sampling.max_tokens, EXPECTED_TOKENS)
         self._link = link
         self._wire_id = wire_id
         self._mailbox = Mailbox()

@@ -99,10 +99,17 @@ class Loop:
         self._figures = scheduler.figures()
         self._busy = False
         self._stopping: Stopping | None = None
+        self.draining = False  # told to gateways, and set from any thread
 
     def beat(self) -> Beat:
         """From any thread."""
-        return Beat(self._progress.count, self._busy, *self._figures, progress_deadline_s=self._progress.deadline_s)
+        return Beat(
+            self._progress.count,
+            self._busy,
+            *self._figures,
+            progress_deadline_s=self._progress.deadline_s,
+            draining=self.draining,
+        )
 
     def run(self, post: Post) -> bool:
         """Until told to stop. False if it had to end unasked."""

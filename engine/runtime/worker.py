@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from engine.config.engine import EngineConfig
 from engine.config.log_format import set_up_logging
+from engine.runtime.drain import Drain
 from engine.runtime.mailroom import Mailroom, Stopping
 from engine.wire import blobs
 from engine.wire.channel import RouterEnd, WireKey
@@ -49,8 +50,9 @@ def serve(flags: argparse.Namespace, build: Callable[[argparse.Namespace], Built
         log.critical("cannot start: %s", error)
         return EXIT_REFUSED
     mailroom = Mailroom(router, built.ready, built.loop.beat)
+    drain = Drain(built.loop, mailroom, flags.grace_period)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: mailroom.inbox.put(Stopping()))
+        signal.signal(number, drain.take_signal)
     if flags.parent_pid is not None:
         threading.Thread(target=_stop_after_parent, args=(flags.parent_pid, mailroom), daemon=True).start()
     # What lives as long as the process need not be looked through by the collector in the middle of a step.
@@ -109,6 +111,7 @@ def parser() -> argparse.ArgumentParser:
     add("--model", required=True, type=Path, metavar="FOLDER", help="checkpoint; dots3 worker: default the bundled one")
     add("--wire-key", type=Path, metavar="FILE", help="a secret shared with the gateways; needed on TCP off loopback")
     add("--worker-id", metavar="NAME")
+    add("--grace-period", type=float, default=0.0, metavar="SECONDS", help="for running requests when told to stop")
     add("--parent-pid", type=int, metavar="PID", help="stop when this parent process is gone")
     add("--parent-folder", type=Path, metavar="FOLDER", help="its folder, to be removed if it is gone without doing so")
     add("--device", default="auto", choices=("auto", "cpu", "cuda"))

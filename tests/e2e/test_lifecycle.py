@@ -304,3 +304,53 @@ def test_probes_are_quick_while_many_requests_run(server: ServerProcess) -> None
         prober.join()
     assert {reply.status_code for reply in replies} == {200}
     assert sorted(took_s)[len(took_s) // 2] < 0.05
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_or_drains_loses_its_own_requests_and_nothing_else(
+    start_server: Start, tmp_path: Path
+) -> None:
+    addresses = [f"ipc://{tmp_path}/{place}" for place in (0, 1)]
+    with ExitStack() as ending:
+        workers = []
+        for place, address in enumerate(addresses):
+            log = ending.enter_context((tmp_path / f"log-{place}").open("wb"))
+            command = [sys.executable, "-m", "cli.main", "worker", "--listen", address, "--device", "cpu"]
+            worker = ending.enter_context(subprocess.Popen(command, stdout=log, stderr=log))
+            ending.callback(worker.kill)
+            workers.append(worker)
+        server = start_server("--worker", addresses[0], "--worker", addresses[1])
+
+        def until_both_are_ready() -> None:
+            server.wait_until("both are ready", lambda: server.metric("dots3_worker_up") == 2, timeout_s=60)
+
+        def state(place: int) -> str:
+            return str(server.get("/health").json()["workers"][place]["state"])
+
+        def one_stream_on_each() -> list[Any]:
+            streams = []
+            for _ in addresses:  # the second goes to the other worker, since the first is ahead of it
+                body = LONG | {"stream": True, "max_tokens": 400}
+                reply = httpx.stream("POST", f"{server.base_url}/completions", json=body, timeout=60)
+                streams.append(ending.enter_context(reply).iter_lines())
+                next(streams[-1])
+            server.wait_until("one runs on each", lambda: server.metric("dots3_worker_requests_running") == 2)
+            return streams
+
+        until_both_are_ready()
+        streams = one_stream_on_each()
+        os.kill(server.get("/health").json()["workers"][1]["pid"], signal.SIGKILL)
+        last = [events(lines)[-2] for lines in streams]
+        assert sorted("error" in event for event in last) == [False, True]
+        assert server.post("/v1/completions", prompt="b", max_tokens=2).status_code == 200
+        until_both_are_ready()
+        streams = one_stream_on_each()
+        workers[0].send_signal(signal.SIGTERM)
+        server.wait_until("it drains", lambda: state(0) in ("draining", "dead"))
+        assert server.get("/health").json()["status"] == "degraded"
+        assert server.post("/v1/completions", prompt="b", max_tokens=2).status_code == 200
+        assert [events(lines)[-2]["choices"][0]["finish_reason"] for lines in streams] == ["length", "length"]
+        assert workers[0].wait(30) == 0
+        server.wait_until("it is gone", lambda: state(0) == "dead")
+        assert server.post("/v1/completions", prompt="b", max_tokens=2).status_code == 200
+        assert server.terminate() == 0
