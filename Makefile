@@ -17,6 +17,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
 
+# Whoever forbids bytecode makes each of the processes that tests start compile all of the sources anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 # For `make serve`; empty means the server's own default.
 PORT ?=
 MODEL ?=

@@ -8,7 +8,9 @@ from itertools import accumulate, groupby
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
+
+if torch.cuda.is_available():  # brings torch's compiler along, which a worker on a CPU would wait for in vain
+    from torch.nn.attention.varlen import varlen_attn
 
 _QUERIES_AT_ONCE = 2048  # where each sequence is computed by itself: a large picture then takes several calls
 

@@ -6,6 +6,7 @@ Knows how to find imports; does not know which of them are allowed.
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,20 +39,26 @@ def _imports_under(node: ast.AST, at_start: bool) -> Iterator[Import]:
         for untyped in node.orelse:
             yield from _imports_under(untyped, at_start)
     else:
-        in_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        in_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         for child in ast.iter_child_nodes(node):
-            yield from _imports_under(child, at_start and not in_function)
+            if not isinstance(child, ast.expr):  # most of a tree, and an import is a statement
+                yield from _imports_under(child, at_start and not in_function)
 
 
-def read_modules() -> dict[str, list[Import]]:
-    """Dotted name of every module and package of the project → what it imports."""
-    modules = {}
+def module_files() -> dict[str, Path]:
+    """Dotted name of every module and package of the project → its file."""
+    files = {}
     for folder in TOP_FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
             parts = path.relative_to(ROOT).with_suffix("").parts
-            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-            modules[name] = imports_of(path.read_text(encoding="utf-8"))
-    return modules
+            files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return files
+
+
+@cache
+def read_modules() -> dict[str, list[Import]]:
+    """Dotted name of every module and package of the project → what it imports."""
+    return {name: imports_of(path.read_text(encoding="utf-8")) for name, path in module_files().items()}
 
 
 def loaded_with(root: str, modules: dict[str, list[Import]]) -> dict[str, str]:

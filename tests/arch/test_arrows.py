@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.arch.sources import ROOT, TOP_FOLDERS, imports_of, loaded_with, read_modules
+from tests.arch.sources import ROOT, TOP_FOLDERS, imports_of, loaded_with, module_files, read_modules
 
 EVERYTHING = frozenset(TOP_FOLDERS)
 # Part → the parts that it may import, besides itself. `engine` alone is its empty __init__.
@@ -38,8 +38,6 @@ NO_TORCH = (
 TRAINING_PATH = ("training.data", "training.encode", "training.tasks", "training.model", "training.train")
 NOT_ON_THE_TRAINING_MACHINE = ("av", "soxr")
 
-MODULES = read_modules()
-
 
 def part_of(name: str) -> str | None:
     """The row of the table that `name` belongs to; None for a name that is not the project's."""
@@ -63,7 +61,9 @@ def forbidden_imports(module: str, imported: list[str]) -> list[str]:
 
 def test_every_import_follows_an_arrow() -> None:
     wrong = [
-        line for module, found in MODULES.items() for line in forbidden_imports(module, [one.name for one in found])
+        line
+        for module, found in read_modules().items()
+        for line in forbidden_imports(module, [one.name for one in found])
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -74,10 +74,10 @@ def test_every_folder_of_the_engine_has_its_row() -> None:
 
 
 @pytest.mark.parametrize(
-    "root", [name for name in MODULES if f"{name}.".startswith(tuple(f"{part}." for part in TRAINING_PATH))]
+    "root", [name for name in module_files() if f"{name}.".startswith(tuple(f"{part}." for part in TRAINING_PATH))]
 )
 def test_training_path_loads_no_file_decoder(root: str) -> None:
-    loaded = loaded_with(root, MODULES)
+    loaded = loaded_with(root, read_modules())
     wrong = [f"{loaded[name]} imports {name}" for name in NOT_ON_THE_TRAINING_MACHINE if name in loaded]
     assert not wrong, "\n".join(wrong)
 
