@@ -66,7 +66,7 @@ class PoolLimits:
     num_processes: int
     memory_bytes: int = 4 * 2**30  # of address space, a third of a gigabyte of which is code
     timeout_s: float = 120.0  # for one job
-    niceness: int = 10  # whoever waits for a token comes first
+    niceness: int = 5  # whoever waits for a token comes first; much lower, and files would wait for all else
 
 
 def default_pool_limits() -> PoolLimits:

@@ -74,6 +74,8 @@ class MediaPreparer:
         self.metrics = metrics
         self.limits = limits
         self.cache = DecodedCache(limits.cache_bytes)
+        # One link at a time: each thread at work keeps the event loop waiting for its turn, and several do so in a row.
+        self.reading = asyncio.Lock()
 
     async def prepare(self, request: ChatRequest, ready: Ready) -> PreparedMedia:
         """RequestError names the content part that is to blame."""
@@ -164,7 +166,8 @@ class _Preparation:
         scheme = link[:8].partition(":")[0].lower()
         if part.is_content or scheme == "data":
             read = base64_bytes if part.is_content else data_url_bytes
-            content: bytes | bytearray = await asyncio.to_thread(read, link)
+            async with self._of.reading:
+                content: bytes | bytearray = await asyncio.to_thread(read, link)
         elif scheme == "file":
             content = await asyncio.to_thread(file_bytes, link, self._of.local_folder, limits.max_bytes)
         else:
