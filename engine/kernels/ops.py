@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from engine.reference.choose_experts import choose_experts
 from engine.reference.fp8_gemm import Fp8Experts, Fp8Weight
 from engine.reference.fp8_quant import Normed, Quantised
 from engine.reference.gate import gate
@@ -52,6 +53,7 @@ __all__ = [
     "Quantised",
     "Routing",
     "RowList",
+    "SingleOps",
     "check_sizes",
     "ops_for",
 ]
@@ -87,6 +89,12 @@ class Fp8Ops(NamedTuple):
     gemm: Callable[[Quantised, Fp8Weight, torch.dtype, Tensor | None], Tensor]
 
 
+class SingleOps(NamedTuple):
+    """What a step of one new token of one sequence is made of, beside plain products (`engine.model.single`)."""
+
+    choose_experts: Callable[[Any, Any, Routing], tuple[Any, Any]]  # NumPy's arrays
+
+
 class Ops(NamedTuple):
     """Signatures and meaning stand with the functions in `engine.reference`."""
 
@@ -106,6 +114,7 @@ class Ops(NamedTuple):
     moe_gemm: Callable[[Tensor, Any, Tensor, Tensor, Any], Tensor]  # FP8 rows with FP8 experts
     paged: PagedOps | None = None  # None: all steps are made of those above
     fp8: Fp8Ops | None = None  # None: FP8 weights are widened as they are loaded
+    single: SingleOps | None = None  # None: a single token is computed like any others
 
 
 _REFERENCE = Ops(
@@ -123,6 +132,7 @@ _REFERENCE = Ops(
     topk_select=topk_select,
     moe_route=moe_route,
     moe_gemm=moe_gemm,
+    single=SingleOps(choose_experts),
 )
 
 

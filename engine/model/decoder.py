@@ -20,6 +20,8 @@ from engine.model.mla import Attention, LayerCache
 from engine.model.mlp import DenseMlp
 from engine.model.moe import MoeMlp
 from engine.model.paged_decode import PagedDecode, dsa_decode, swa_decode
+from engine.model.single import SingleLayer, SingleToken, buffers_of
+from engine.model.single_attention import Buffers, RowNorm
 from engine.model.step import GroupStep, dsa_step, swa_step
 
 
@@ -46,6 +48,11 @@ class Layer:
         else:
             hidden = self._attention.add_to(hidden, x, step, cache)
         return self._mlp.add_to(hidden, self._normed(hidden, self._mlp_norm))
+
+    def single(self, buffers: Buffers) -> SingleLayer:
+        (attention_norm,), (mlp_norm,) = RowNorm.each(self._attention_norm), RowNorm.each(self._mlp_norm)
+        attention, mlp = self._attention.single(buffers), self._mlp.single()
+        return SingleLayer(self.kind, self.place, attention_norm, mlp_norm, attention, mlp)
 
     def _normed(self, hidden: Tensor, norm: Norm) -> Tensor | Normed:
         if self._coded:
@@ -75,6 +82,7 @@ class TextModel:
         device = self._embedding.device
         self._dsa_turns = turns_table(config.dsa.theta, config.dsa.rope, positions, device)
         self._swa_turns = turns_table(config.swa.theta, config.swa.rope, positions, device)
+        self._single = self._make_single() if ops.single is not None and self.dtype == torch.float32 else None
 
     @property
     def device(self) -> torch.device:
@@ -95,6 +103,8 @@ class TextModel:
         """tokens: int64 ids [tokens], or their embeddings [tokens, hidden], media rows in place → hidden states of the
         same tokens after the final norm. `on_layer` is called after each layer, for whoever watches that work moves."""
         hidden = tokens if tokens.is_floating_point() else self.embed(tokens)
+        if self._single is not None and ctx.num_decodes == len(ctx.seq_lens) == 1 and self._single.fits(pool):
+            return self._single.forward(hidden, ctx, pool, on_layer)
         turns = (table.index_select(0, ctx.positions).unsqueeze(1) for table in (self._dsa_turns, self._swa_turns))
         dsa: GroupStep | PagedDecode
         swa: GroupStep | PagedDecode
@@ -115,6 +125,12 @@ class TextModel:
         return self._ops.rms_norm(hidden, self._norm)
 
     __call__ = forward
+
+    def _make_single(self) -> SingleToken:
+        buffers = buffers_of(self.config)
+        layers = [layer.single(buffers[layer.kind]) for layer in self._layers]
+        turns: dict[LayerKind, Tensor] = {"dsa": self._dsa_turns, "swa": self._swa_turns}
+        return SingleToken(self.config, layers, buffers, self._norm, turns)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

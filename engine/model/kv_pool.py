@@ -23,7 +23,7 @@ class PoolPart:
     """One kind of row of one layer group, such as the latents of the sliding-window layers."""
 
     def __init__(self, buffer: Tensor, plan: CapacityPlan, group: GroupPlan, part: RowPart) -> None:
-        dtype = _DTYPES[part.dtype]
+        self.dtype = dtype = _DTYPES[part.dtype]
         self.page_size = plan.page_size
         flat = buffer.view(dtype)
         first = part.offset_bytes // dtype.itemsize
@@ -39,8 +39,8 @@ class PoolPart:
         self.pages = Pages(slab_bytes + page_bytes, plan.page_size)
         starts = self.pages.starts // dtype.itemsize
         places = torch.arange(plan.page_size, device=buffer.device) * part.width
-        self._by_page = starts.unsqueeze(1) + places  # [pages, page size]: looked up rather than computed in each step
-        self._by_slot = self._by_page.view(-1)
+        self.by_page = starts.unsqueeze(1) + places  # [pages, page size]: looked up rather than computed in each step
+        self._by_slot = self.by_page.view(-1)
 
     def of_slots(self, slots: Tensor) -> Tensor:
         """Addresses of slots [n] or [rows, n]."""
@@ -48,7 +48,7 @@ class PoolPart:
 
     def of_pages(self, pages: Tensor) -> Tensor:
         """Addresses of all rows of these pages in order: [n] → [n · page size], [rows, n] → [rows, n · page size]."""
-        return self._by_page.index_select(0, pages.reshape(-1)).view(*pages.shape[:-1], -1)
+        return self.by_page.index_select(0, pages.reshape(-1)).view(*pages.shape[:-1], -1)
 
 
 class KvPool:

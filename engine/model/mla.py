@@ -17,6 +17,7 @@ from engine.model.blocks import Weights, turned
 from engine.model.indexer import Indexer
 from engine.model.linear import Linear, Part, Rows
 from engine.model.paged_decode import PagedDecode
+from engine.model.single_attention import AttentionWeights, Buffers, SingleAttention
 from engine.model.step import Decode, GroupStep, Prefill
 
 
@@ -85,6 +86,15 @@ class Attention:
             parts.append(self._prefill(q_latent[span], weights, step.turns[span], prefill, cache))
         attended = parts[0] if len(parts) == 1 else torch.cat(parts)
         return self._output.added_to(residual, self._ops.gate(attended, gates))
+
+    def single(self, buffers: Buffers) -> SingleAttention:
+        """The same for one new token of one sequence, where all weights are plain and fp32."""
+        q_b, first, last = self._q_b.plain, self._input.plain, self._output.plain
+        assert q_b is not None
+        assert first is not None
+        assert last is not None
+        weights = AttentionWeights(first, self._norm, q_b, self._absorbed_q_b, self._key_up, self._value_up, last)
+        return SingleAttention(weights, self._geometry, self._indexer, buffers)
 
     def decode(self, residual: Tensor, x: Tensor | Normed, step: PagedDecode, cache: LayerCache) -> Tensor:
         """The same for a step of decodes alone, with rows found by the kernels."""

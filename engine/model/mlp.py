@@ -9,6 +9,7 @@ from torch import Tensor
 from engine.kernels.ops import Normed, Ops
 from engine.model.blocks import Weights
 from engine.model.linear import Linear, Part
+from engine.model.single_mlp import MlpWeights, SingleMlp
 
 
 class MlpParts(NamedTuple):
@@ -32,6 +33,15 @@ class DenseMlp:
         self._gate_up = Linear(weights, [Part(name, inter) for name in names], hidden, ops, joined=2)
         self._down = Linear(weights, [Part(f"{prefix}.{parts.down}.weight", hidden)], inter, ops)
         self._ops = ops
+
+    def single(self) -> SingleMlp:
+        return SingleMlp(self.plain())
+
+    def plain(self) -> MlpWeights:
+        gate_up, down = self._gate_up.plain, self._down.plain
+        assert gate_up is not None
+        assert down is not None
+        return MlpWeights(gate_up, down)
 
     def add_to(self, residual: Tensor, x: Tensor | Normed) -> Tensor:
         products = self._gate_up(x)

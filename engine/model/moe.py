@@ -10,6 +10,7 @@ from engine.kernels.ops import Experts, Fp8Experts, Fp8Weight, Normed, Ops, Rout
 from engine.model.blocks import Weights
 from engine.model.linear import plain_rows
 from engine.model.mlp import TEXT_PARTS, DenseMlp, MlpParts
+from engine.model.single_mlp import MoeWeights, SingleMoe
 
 
 class MoeMlp:
@@ -25,6 +26,13 @@ class MoeMlp:
         else:
             self._experts = take_experts(weights, f"{prefix}.experts", moe.experts, hidden, moe.inter)
         self._shared = DenseMlp(weights, f"{prefix}.shared_experts", hidden, moe.shared_inter, ops)
+
+    def single(self) -> SingleMoe:
+        """The same for one new token of one sequence, where all weights are plain and fp32."""
+        assert isinstance(self._experts, Experts)
+        assert self._ops.single is not None
+        weights = MoeWeights(self._router.T, self._bias, self._routing, self._experts, self._shared.plain())
+        return SingleMoe(weights, self._ops.single)
 
     def add_to(self, residual: Tensor, x: Tensor | Normed) -> Tensor:
         rows = plain_rows(x)

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.kernels.ops import Ops, ops_for
+from engine.reference.choose_experts import choose_experts
 from engine.reference.gate import gate
 from engine.reference.moe_gemm import Experts, moe_gemm
 from engine.reference.moe_route import Routing, moe_route
@@ -79,7 +80,8 @@ def test_experts_are_chosen_with_the_bias_and_weighted_without(
     groups: int, chosen_groups: int, normalise: bool
 ) -> None:
     x, weight, bias = torch.randn(9, 6), torch.randn(12, 6), torch.randn(12) * 0.3
-    ids, weights = moe_route(x, weight, bias, Routing(3, groups, chosen_groups, normalise, 2.5))
+    routing = Routing(3, groups, chosen_groups, normalise, 2.5)
+    ids, weights = moe_route(x, weight, bias, routing)
     for row in range(9):
         scores = (weight @ x[row]).sigmoid()
         choice = (scores + bias).tolist()
@@ -91,6 +93,9 @@ def test_experts_are_chosen_with_the_bias_and_weighted_without(
         assert sorted(ids[row].tolist()) == sorted(expected)
         total = scores[ids[row]].sum() if normalise else 1.0
         torch.testing.assert_close(weights[row], scores[ids[row]] / total * 2.5)
+        own_ids, own_weights = choose_experts(scores.numpy(), bias.numpy(), routing)  # the same for a row alone
+        by_id = dict(zip(own_ids.tolist(), own_weights.tolist(), strict=True))
+        assert by_id == pytest.approx(dict(zip(ids[row].tolist(), weights[row].tolist(), strict=True)))
 
 
 def all_experts(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from engine.config.model import ModelConfig
-from engine.kernels.ops import Ops, Routing
+from engine.kernels.ops import Ops, Routing, SingleOps
+from engine.reference.choose_experts import choose_experts
 
 NEAR_TIE = 1e-5
 LOGIT_LIMIT = 1e-4  # of the range of the reference's logits
@@ -98,7 +100,8 @@ class ForcedChoices:
         self._route = ops.moe_route
         self._key_calls: Iterator[Tensor] = iter(())
         self._expert_calls: Iterator[Tensor] = iter(())
-        self.ops = ops._replace(topk_select=self._topk_select, moe_route=self._moe_route)
+        single = SingleOps(self._choose_experts)
+        self.ops = ops._replace(topk_select=self._topk_select, moe_route=self._moe_route, single=single)
 
     def next_step(self, stretches: Sequence[Stretch], num_decodes: int) -> None:
         """In the order of the step's rows. Keys are chosen where there are more than top-k: of all decodes in one call,
@@ -130,3 +133,9 @@ class ForcedChoices:
         assert len(experts) == len(x)
         overwhelming = torch.zeros(len(x), len(bias)).scatter_(1, experts, 10.0)
         return self._route(x, weight, overwhelming, routing._replace(groups=1))
+
+    def _choose_experts(self, scores: np.ndarray, bias: np.ndarray, routing: Routing) -> tuple[np.ndarray, np.ndarray]:
+        (experts,) = next(self._expert_calls).numpy()
+        overwhelming = np.zeros_like(bias)
+        overwhelming[experts] = 10.0
+        return choose_experts(scores, overwhelming, routing._replace(groups=1))
