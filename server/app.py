@@ -29,6 +29,7 @@ from server.request_record import RECORD
 from server.routes import admin, chat, completions, models, tokens
 from server.second_chance import WAIT_S, SecondChances
 from server.settings import Settings
+from server.siblings import Siblings
 
 
 def create_app(
@@ -40,8 +41,10 @@ def create_app(
     *,
     worker_wait_s: float = WAIT_S,
     on_end: OnEnd | None = None,
+    siblings: Siblings | None = None,
 ) -> FastAPI:
     """`worker_wait_s`: for a new worker, where one died. `on_end` is told of every request when it is over."""
+    siblings = siblings or Siblings.none(len(settings.keys))
     app = FastAPI(
         title="dots3",
         version=version("dots3"),
@@ -50,8 +53,8 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,  # a redirect is neither JSON nor what a client of this API expects
     )
-    metrics = Metrics(engine)
-    chances = SecondChances(lambda: any(worker.state == "ready" for worker in engine.health()), worker_wait_s)
+    metrics = Metrics(engine, siblings)
+    chances = SecondChances(lambda: any(worker.state == "ready" for worker in engine.health()), worker_wait_s, siblings)
     downloads = Downloads(Hosts(settings.allowed_media_domains))
     pool = DecodePool(default_pool_limits(), metrics.media_pool)
     media = MediaPreparer(prompts, pool, downloads, settings.allowed_local_media_path, metrics)
@@ -60,7 +63,9 @@ def create_app(
     )
     for part in (chat, completions, models, tokens, admin):
         app.include_router(part.router)
-    app.add_middleware(Gatekeeper, settings=settings, metrics=metrics, on_end=on_end)
+    app.add_middleware(
+        Gatekeeper, settings=settings, metrics=metrics, running_by_key=siblings.running_of_keys(), on_end=on_end
+    )
     app.add_exception_handler(RequestError, _refused)
     app.add_exception_handler(HTTPException, _no_route)
     app.add_exception_handler(RequestValidationError, _invalid)

@@ -1,14 +1,18 @@
 """Figures for Prometheus, under the names that dashboards rely on.
 
 Labels are bounded: reasons, codes, groups and workers, all of the server's own making. Counts of the workers are read
-from their last beats when somebody asks. Knows nothing of HTTP.
+from their last beats when somebody asks. Where a server has several gateway processes, each of them tells the figures
+of all: counts that outlive a process lie in files that the successor of one that died goes on with. Knows nothing of
+HTTP.
 """
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
+from pathlib import Path
 
 from prometheus_client import (
     CollectorRegistry,
@@ -18,34 +22,54 @@ from prometheus_client import (
     ProcessCollector,
     disable_created_metrics,
     generate_latest,
+    values,
 )
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.registry import Collector
 
 from parsers.repairs import Repair
 from server.engine_client import Engine, WorkerHealth
 from server.errors import KINDS
 from server.media.pool_figures import PoolFigures
+from server.siblings import GAPS, NUM_GAPS, Siblings
 
 _SHORT = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5.0)
 _LONG = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 1280.0)
+assert len(_SHORT) + 1 == NUM_GAPS
 FINISH_REASONS = ("stop", "length", "abort", "tool_calls")
 _MEDIA_KINDS = ("image", "audio", "video")
 
 
-class Metrics:
-    """One per app, with a registry of its own."""
+def share_metrics(folder: Path, place: int) -> None:
+    """Before this process makes its Metrics: its counts are to lie in `folder`, under its place among its siblings."""
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)  # where the library looks whenever it makes a file
+    values.ValueClass = values.MultiProcessValue(lambda: place)  # type: ignore[no-untyped-call]
 
-    def __init__(self, engine: Engine) -> None:
+
+def forget_process(folder: Path, place: int) -> None:
+    """The process there has ended: what it counted stays, what it held goes."""
+    mark_process_dead(place, str(folder))  # type: ignore[no-untyped-call]
+
+
+class Metrics:
+    """One per app, with registries of its own."""
+
+    def __init__(self, engine: Engine, siblings: Siblings | None = None) -> None:
+        """`siblings` that are several: `share_metrics` was called before."""
         # A second series beside each, which nobody here reads.
         disable_created_metrics()  # type: ignore[no-untyped-call]
-        self.registry = registry = CollectorRegistry()
-        registry.register(_WorkerFigures(engine))
+        siblings = siblings or Siblings.none()
+        registry = CollectorRegistry()
+        self.registry = registry if siblings.metrics_folder is None else CollectorRegistry()  # what is told
+        self.registry.register(_WorkerFigures(engine))
+        if siblings.metrics_folder is not None:
+            MultiProcessCollector(self.registry, str(siblings.metrics_folder))  # type: ignore[no-untyped-call]
         self.requests = Counter("dots3_requests", "Choices that ended", ["finish_reason"], registry=registry)
         self.errors = Counter("dots3_request_errors", "Requests that got an error", ["code"], registry=registry)
         self.prompt_tokens = Counter("dots3_prompt_tokens", "Tokens of prompts", registry=registry)
-        self.tokens = TokenFigures()
-        registry.register(self.tokens)
+        self.tokens = TokenFigures(siblings)
+        self.registry.register(self.tokens)
         self.ignored_keys = Counter("dots3_ignored_keys", "Unknown keys that requests held", registry=registry)
         self.tool_repairs = Counter(
             "dots3_tool_call_repairs", "Uses of the rules for damaged tool calls", ["rule"], registry=registry
@@ -69,7 +93,10 @@ class Metrics:
         self.media_pool = PoolFigures(registry)
         self.drafted_tokens = Counter("dots3_spec_drafted_tokens", "Tokens drafted ahead", registry=registry)
         self.accepted_tokens = Counter("dots3_spec_accepted_tokens", "Of those, tokens kept", registry=registry)
-        self.open_streams = Gauge("dots3_open_streams", "Streams that are being answered", registry=registry)
+        # A gauge has to say how it adds up over processes: those of the living are summed.
+        self.open_streams = Gauge(
+            "dots3_open_streams", "Streams that are being answered", registry=registry, multiprocess_mode="livesum"
+        )
         self.disconnects = Counter("dots3_client_disconnects", "Clients that left before the end", registry=registry)
         self.second_tries = Counter(
             "dots3_request_second_tries", "Requests tried again after their worker died", registry=registry
@@ -77,7 +104,7 @@ class Metrics:
         self.loop_lag = Histogram(
             "dots3_event_loop_lag_seconds", "How late the event loop is", buckets=_SHORT, registry=registry
         )
-        ProcessCollector(registry=registry)  # the gateway's own memory, CPU time and open files
+        self.registry.register(_GatewayFigures(siblings))
         self._show_every_label()
 
     def _show_every_label(self) -> None:
@@ -102,25 +129,50 @@ class Metrics:
 class TokenFigures(Collector):
     """What is counted for every token: plain numbers of the loop's thread, since locks would cost more than they."""
 
-    def __init__(self) -> None:
-        self._num_tokens = 0
-        self._counts = [0] * (len(_SHORT) + 1)  # of gaps, by the bucket they fall into
-        self._sum_s = 0.0
+    def __init__(self, siblings: Siblings) -> None:
+        numbers = siblings.numbers
+        self._num_tokens = numbers["generated"]
+        self._counts = [numbers[name] for name in GAPS]  # by the bucket that a gap falls into
+        self._sum_ns = numbers["gap_sum_ns"]
 
     def add(self, num_tokens: int, gap_s: float | None) -> None:
         """`gap_s` since the choice's last token; None before its first."""
-        self._num_tokens += num_tokens
+        self._num_tokens.add(num_tokens)
         if gap_s is not None:
-            self._counts[bisect_left(_SHORT, gap_s / num_tokens)] += num_tokens
-            self._sum_s += gap_s
+            self._counts[bisect_left(_SHORT, gap_s / num_tokens)].add(num_tokens)
+            self._sum_ns.add(round(gap_s * 1e9))
 
     def collect(self) -> Iterator[Metric]:
-        yield CounterMetricFamily("dots3_generation_tokens", "Tokens generated", self._num_tokens)
+        yield CounterMetricFamily("dots3_generation_tokens", "Tokens generated", self._num_tokens.total())
         bounds = [*map(str, _SHORT), "+Inf"]
-        buckets = list(zip(bounds, map(float, accumulate(self._counts)), strict=True))
+        counts = accumulate(count.total() for count in self._counts)
         yield HistogramMetricFamily(
-            "dots3_inter_token_latency_seconds", "Between tokens of a choice", buckets=buckets, sum_value=self._sum_s
+            "dots3_inter_token_latency_seconds",
+            "Between tokens of a choice",
+            buckets=list(zip(bounds, map(float, counts), strict=True)),
+            sum_value=self._sum_ns.total() / 1e9,
         )
+
+
+class _GatewayFigures(Collector):
+    """Memory, CPU time and open files of the gateway; where it is several processes, of each by its place."""
+
+    def __init__(self, siblings: Siblings) -> None:
+        self._siblings = siblings
+
+    def collect(self) -> Iterator[Metric]:
+        restarts = self._siblings.gateway_restarts.total()
+        yield CounterMetricFamily("dots3_gateway_restarts", "Times that a gateway process was started again", restarts)
+        if self._siblings.folder is None:
+            yield from ProcessCollector(registry=None).collect()
+            return
+        families: dict[str, Metric] = {}
+        for place, pid in self._siblings.pids.items():
+            for metric in ProcessCollector(pid=lambda pid=pid: pid, registry=None).collect():  # type: ignore[misc]
+                family = families.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
+                for sample in metric.samples:
+                    family.add_sample(sample.name, {"gateway": str(place)}, sample.value)
+        yield from families.values()
 
 
 class _WorkerFigures(Collector):

@@ -11,8 +11,7 @@ import logging
 import re
 import time
 import uuid
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -24,6 +23,7 @@ from server.errors import RequestError, error_response
 from server.metrics import Metrics
 from server.request_record import RECORD, RequestRecord
 from server.settings import Settings
+from server.shared_numbers import Number
 
 logger = logging.getLogger("dots3.access")
 
@@ -43,8 +43,15 @@ _SECURITY_HEADERS = {
 class Gatekeeper:
     """Lets a request through to the app, or answers it."""
 
-    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics, on_end: OnEnd | None = None) -> None:
-        """`on_end` is called with what became of a request, before that is logged."""
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: Settings,
+        metrics: Metrics,
+        running_by_key: Sequence[Number],
+        on_end: OnEnd | None = None,
+    ) -> None:
+        """`running_by_key`: a number for each key. `on_end` is told what became of a request, before that is logged."""
         self._app = app
         self._metrics = metrics
         self._on_end = on_end
@@ -52,7 +59,7 @@ class Gatekeeper:
         self._limit_bytes = settings.max_body_bytes
         self._key_limit = settings.max_concurrency_per_key
         self._keys = tuple(_digest(key) for key in settings.keys)
-        self._running_by_key: Counter[int] = Counter()
+        self._running_by_key = running_by_key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -127,15 +134,16 @@ class Gatekeeper:
         if key is None or self._key_limit is None or scope["method"] != "POST":
             yield
             return
-        if self._running_by_key[key] >= self._key_limit:
+        running = self._running_by_key[key]
+        if running.total() >= self._key_limit:
             raise RequestError(
                 "concurrency_exceeded", f"A key may have ≤ {self._key_limit} requests at once, and has as many"
             )
-        self._running_by_key[key] += 1
+        running.add(1)
         try:
             yield
         finally:
-            self._running_by_key[key] -= 1
+            running.add(-1)
 
 
 class _Passage:

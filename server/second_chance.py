@@ -1,7 +1,8 @@
 """Requests whose worker died before their client saw anything are tried once more, and blamed if that kills it again.
 
 They begin one after another, each when the one before it has brought something: so the one that kills a worker in its
-first step does it alone, and is not taken for its neighbours. Knows nothing of answers.
+first step does it alone, and is not taken for its neighbours. That holds over all gateway processes of a server. Knows
+nothing of answers.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import time
 from collections.abc import Callable
 
 from server.errors import RequestError, WorkerDiedError
+from server.lane import Lane
+from server.siblings import Siblings
 
 WAIT_S = 15.0  # for a new worker
 _LOOK_S = 0.05
@@ -20,11 +23,14 @@ _SAME_DEATH_S = 1.0  # all requests of a worker hear of its death well within th
 class SecondChances:
     """One per gateway."""
 
-    def __init__(self, worker_is_ready: Callable[[], bool], wait_s: float = WAIT_S) -> None:
+    def __init__(
+        self, worker_is_ready: Callable[[], bool], wait_s: float = WAIT_S, siblings: Siblings | None = None
+    ) -> None:
+        siblings = siblings or Siblings.none()
         self._worker_is_ready = worker_is_ready
         self._wait_s = wait_s
-        self._lane = asyncio.Lock()
-        self._blamed_at = float("-inf")
+        self._lane = Lane(siblings.lane_file)
+        self._blamed_at_ms = siblings.numbers["blamed_at_ms"]  # 0: never
 
     def one(self, death: WorkerDiedError) -> SecondChance:
         """For a request that `death` has just hit."""
@@ -33,7 +39,7 @@ class SecondChances:
     async def enter(self, death: WorkerDiedError, died_at: float) -> None:
         await self._lane.acquire()
         try:
-            while not self._worker_is_ready():
+            while not (self._worker_is_ready() and self._lane.try_for_all()):
                 if time.monotonic() - died_at > self._wait_s:
                     text = f"{death.message}; no other took the request over within {self._wait_s:g} s"
                     raise RequestError("engine_dead", text) from death
@@ -46,10 +52,11 @@ class SecondChances:
         self._lane.release()
 
     def blame(self) -> None:
-        self._blamed_at = time.monotonic()
+        self._blamed_at_ms.set(round(1000 * time.monotonic()))
 
     def another_is_to_blame(self) -> bool:
-        return self._lane.locked() or time.monotonic() - self._blamed_at < _SAME_DEATH_S
+        since_s = time.monotonic() - max(self._blamed_at_ms.all()) / 1000
+        return self._lane.is_taken() or since_s < _SAME_DEATH_S
 
 
 class SecondChance:

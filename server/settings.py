@@ -10,6 +10,7 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -102,7 +103,7 @@ class Settings:
     ssl_certfile: str | None = _option(None, readable_file, "certificate, for HTTPS")
     ssl_keyfile: str | None = _option(None, readable_file, "its key")
 
-    @property
+    @cached_property
     def model_names(self) -> tuple[str, ...]:
         """What requests may call the model; the first is the one that answers carry."""
         return self.served_model_name or (Path(self.model).resolve().name,)
@@ -127,7 +128,6 @@ _ONLY_YET: dict[str, tuple[Any, ...]] = {
     "speculative_tokens": (0,),
     "engine": ("native",),
     "vllm_args": (None,),
-    "gateway_workers": (1,),
 }
 
 

@@ -1,6 +1,6 @@
-"""Keeps one local worker process alive: starts it, waits until it is ready, starts it again when it ends, stops it.
+"""Keeps one process of this server alive: starts it, waits until it is ready, starts it again when it ends, stops it.
 
-Owns the process and nothing else: who was waiting for it is the link's business, and the command line is the caller's.
+Owns the process and nothing else: who waits for it is the business of its charge, and the command line the caller's.
 """
 
 from __future__ import annotations
@@ -12,11 +12,9 @@ import signal
 import sys
 import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-
-from engine.wire.messages import Ready
-from server.worker_link import WorkerLink
+from typing import Generic, Protocol, TypeVar
 
 logger = logging.getLogger(__name__)
 
@@ -37,36 +35,68 @@ class Pace:
 
 
 class WorkerStartError(Exception):
-    """The worker did not become ready; the message holds its own last words. `returncode`: if it ended by itself."""
+    """The process did not become ready; the message holds its own last words. `returncode`: if it ended by itself."""
 
     def __init__(self, message: str, returncode: int | None = None) -> None:
         super().__init__(message)
         self.returncode = returncode
 
 
-class Supervisor:
+Announced = TypeVar("Announced", covariant=True)
+
+
+class Charge(Protocol[Announced]):
+    """What a process is for those who wait for it."""
+
+    restarts: int
+    on_lost: Callable[[], None] | None  # called by the charge: the process gives no sign of life
+
+    def starting(self, pid: int) -> None: ...
+
+    def died(self, reason: str) -> None: ...
+
+    async def until_ready(self) -> Announced: ...
+
+
+class Supervisor(Generic[Announced]):
     """Start once, stop once, in one event loop."""
 
-    def __init__(self, command: Sequence[str], link: WorkerLink, pace: Pace = Pace()) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        charge: Charge[Announced],
+        pace: Pace = Pace(),
+        what: str = "worker",
+        pass_fds: Sequence[int] = (),
+    ) -> None:
+        """`what` it is called in messages; `pass_fds` stay open in it under the same numbers."""
         self._command = tuple(command)
-        self._link = link
+        self._charge = charge
         self._pace = pace
+        self._what = what
+        self._pass_fds = tuple(pass_fds)
         self._process: Process | None = None
         self._relay: asyncio.Task[None] | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._last_words = b""
         self._stopping = False
-        link.on_lost = self._kill
+        charge.on_lost = self._kill
 
-    async def start(self) -> Ready:
-        """The first start. A worker that cannot start now would not later: WorkerStartError."""
+    def kill(self) -> None:
+        """At once, whatever it does. It is still to be stopped, which then waits for nothing."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+
+    async def start(self) -> Announced:
+        """The first start. A process that cannot start now would not later: WorkerStartError."""
         try:
             ready = await self._start_process()
         except BaseException:
             await self._end_process()
             raise
-        self._keeper = asyncio.create_task(self._keep(), name="worker supervisor")
-        self._keeper.add_done_callback(_tell_failure)
+        self._keeper = asyncio.create_task(self._keep(), name=f"{self._what} supervisor")
+        self._keeper.add_done_callback(self._tell_failure)
         return ready
 
     async def stop(self) -> None:
@@ -82,41 +112,46 @@ class Supervisor:
         while True:
             began = time.monotonic()
             assert self._process is not None
-            self._link.died(_described(await self._process.wait()))
+            self._charge.died(self._described(await self._process.wait()))
             if time.monotonic() - began > self._pace.healthy_after_s:
                 delay_s = self._pace.first_delay_s
             while True:
                 await asyncio.sleep(delay_s)
                 delay_s = min(2 * delay_s, self._pace.longest_delay_s)
-                self._link.restarts += 1
+                self._charge.restarts += 1
                 try:
                     await self._start_process()
                     break
                 except (WorkerStartError, OSError) as error:
                     logger.error("%s", error)
-                    self._link.died(str(error))
+                    self._charge.died(str(error))
                     await self._end_process()
 
-    async def _start_process(self) -> Ready:
+    async def _start_process(self) -> Announced:
         # A session of its own: Ctrl-C at the terminal reaches the gateway, which then stops the worker in order.
         process = await asyncio.create_subprocess_exec(
-            *self._command, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE, start_new_session=True
+            *self._command,
+            stdin=DEVNULL,
+            stdout=DEVNULL,
+            stderr=PIPE,
+            start_new_session=True,
+            pass_fds=self._pass_fds,
         )
         self._process = process
         self._relay = asyncio.create_task(self._pass_on_words(process))
-        self._link.starting(process.pid)
-        logger.info("started worker process %d", process.pid)
-        ready = asyncio.create_task(self._link.until_ready())
+        self._charge.starting(process.pid)
+        logger.info("started %s process %d", self._what, process.pid)
+        ready = asyncio.create_task(self._charge.until_ready())
         ended = asyncio.create_task(process.wait())
         try:
             await asyncio.wait((ready, ended), timeout=self._pace.ready_timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if ended.done():
                 await asyncio.gather(self._relay, return_exceptions=True)
                 words = self._last_words.decode("utf-8", "replace").strip()
-                text = f"{_described(ended.result())} before it was ready. Its last words:\n{words}"
+                text = f"{self._described(ended.result())} before it was ready. Its last words:\n{words}"
                 raise WorkerStartError(text, ended.result())
             if not ready.done():
-                raise WorkerStartError(f"the worker was not ready within {self._pace.ready_timeout_s:g} s")
+                raise WorkerStartError(f"the {self._what} was not ready within {self._pace.ready_timeout_s:g} s")
             return ready.result()
         finally:
             for task in (ready, ended):
@@ -124,7 +159,7 @@ class Supervisor:
             await asyncio.gather(ready, ended, return_exceptions=True)
 
     async def _pass_on_words(self, process: Process) -> None:
-        """What the worker logs is shown, and its end is kept."""
+        """What the process logs is shown, and its end is kept."""
         assert process.stderr is not None
         self._last_words = b""
         rest = b""
@@ -145,7 +180,7 @@ class Supervisor:
             try:
                 await asyncio.wait_for(process.wait(), self._pace.stop_timeout_s)
             except TimeoutError:
-                logger.warning("worker process %d does not stop; killing it", process.pid)
+                logger.warning("%s process %d does not stop; killing it", self._what, process.pid)
                 process.kill()
                 await process.wait()
         if self._relay is not None:
@@ -155,26 +190,24 @@ class Supervisor:
             await asyncio.gather(self._relay, return_exceptions=True)
 
     def _kill(self) -> None:
-        """The worker lives and gives no sign: only its end can help."""
+        """The process lives and gives no sign: only its end can help."""
         if self._process is not None and self._process.returncode is None:
-            logger.warning("killing worker process %d, which gives no sign of life", self._process.pid)
+            logger.warning("killing %s process %d, which gives no sign of life", self._what, self._process.pid)
             self._process.kill()
+
+    def _described(self, returncode: int) -> str:
+        if returncode >= 0:
+            return f"the {self._what} ended with exit status {returncode}"
+        try:
+            return f"the {self._what} was ended by {signal.Signals(-returncode).name}"
+        except ValueError:
+            return f"the {self._what} was ended by signal {-returncode}"
+
+    def _tell_failure(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("the supervisor failed; the %s will not be started again", self._what, exc_info=error)
 
 
 def _show(words: bytes) -> None:
     sys.stderr.write(words.decode("utf-8", "replace"))
     sys.stderr.flush()
-
-
-def _described(returncode: int) -> str:
-    if returncode >= 0:
-        return f"the worker ended with exit status {returncode}"
-    try:
-        return f"the worker was ended by {signal.Signals(-returncode).name}"
-    except ValueError:
-        return f"the worker was ended by signal {-returncode}"
-
-
-def _tell_failure(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        logger.error("the supervisor failed; the worker will not be started again", exc_info=error)

@@ -34,7 +34,7 @@ def test_every_setting_is_an_option() -> None:
         (["--tensor-parallel-size", "2"], "--tensor-parallel-size '2' is not supported in this version"),
         (["--engine", "vllm"], "--engine 'vllm' is not supported in this version"),
         (["--speculative-tokens", "3"], "--speculative-tokens '3' is not supported in this version"),
-        (["--gateway-workers", "2"], "--gateway-workers '2' is not supported in this version"),
+        (["--gateway-workers", "0"], "--gateway-workers must be an integer from 1 to 256, got '0'"),
         (["--allowed-local-media-path", "/nowhere"], "--allowed-local-media-path must be a folder, got '/nowhere'"),
         (["--ssl-certfile", __file__], "--ssl-certfile and --ssl-keyfile"),
     ],

@@ -1,9 +1,12 @@
 """Requests are let in up to a bound of sequences and of tokens, and those outside are told when to come again."""
 
+from pathlib import Path
+
 import pytest
 
 from server.admission import Admission
 from server.errors import RequestError
+from server.siblings import Siblings
 
 MANY = 1 << 30
 
@@ -124,3 +127,37 @@ def test_room_grows_when_workers_announce_their_slots() -> None:
     assert refusal(admission).code == "queue_full"
     slots[0] = 1
     admission.enter()
+
+
+def test_the_limits_are_of_all_gateway_processes_together(tmp_path: Path) -> None:
+    clock = Clock()
+    first, second, third = (
+        Admission(2, 100, num_slots=lambda: 2, siblings=Siblings.of_group(tmp_path, place, 3, 0, 1), clock=clock)
+        for place in range(3)
+    )
+    permits = [first.enter() for _ in range(3)]
+    second.enter().claim(1, 70)
+    assert refusal(first).message == "The server takes ≤ 4 sequences at once; it has 4, and 1 more came"
+    assert refusal(third).code == "queue_full"
+    with pytest.raises(RequestError, match="it has 70, and 31 more came"):
+        permits[0].claim(1, 31)
+    assert (first.num_inside, second.num_inside, third.num_inside) == (3, 1, 0)
+    permits[0].release()
+    third.enter()
+    assert second.num_sequences == 4
+
+
+def test_the_time_to_come_again_follows_what_leaves_any_process(tmp_path: Path) -> None:
+    clock = Clock()
+    first, second = (
+        Admission(10, MANY, num_slots=lambda: 0, siblings=Siblings.of_group(tmp_path, place, 2, 0, 1), clock=clock)
+        for place in range(2)
+    )
+    for _ in range(20):  # two requests leave each second, one of each process
+        for one in (first, second):
+            permit = one.enter()
+            clock.now += 0.5
+            permit.release()
+    for _ in range(10):
+        second.enter()
+    assert refusal(first).retry_after_s == refusal(second).retry_after_s == 5

@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from server.errors import RequestError, WorkerDiedError
 from server.second_chance import SecondChances
+from server.siblings import Siblings
 
 DEATH = WorkerDiedError("the worker died")
 
@@ -76,5 +78,28 @@ def test_a_chance_waits_for_a_worker_and_gives_up_in_time() -> None:
         ready[0] = True
         await asyncio.wait_for(waiting, 1)
         soon.end()
+
+    run(check())
+
+
+def test_over_gateway_processes_one_begins_at_a_time_and_its_neighbours_are_not_blamed(tmp_path: Path) -> None:
+    async def check() -> None:
+        first, second = (
+            SecondChances(lambda: True, siblings=Siblings.of_group(tmp_path, place, 2, 0, 1)) for place in range(2)
+        )
+        neighbour, poison, later = second.one(DEATH), first.one(DEATH), second.one(DEATH)
+        await neighbour.begin()
+        neighbour.survived()
+        await poison.begin()
+        waiting = asyncio.create_task(later.begin())
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        # Whichever process hears of the death first.
+        assert neighbour.judged(DEATH).code == "engine_dead"
+        assert poison.judged(DEATH).code == "request_quarantined"
+        poison.end()
+        assert neighbour.judged(DEATH).code == "engine_dead"
+        await asyncio.wait_for(waiting, 5)
+        later.end()
 
     run(check())
