@@ -38,8 +38,8 @@ def sound(seed: int, seconds: int = 60) -> bytes:
     return out.getvalue()
 
 
-def film() -> bytes:
-    """A minute at 720p: H.264 with B-frames and a key frame every 250 frames, as x264 writes it, and stereo AAC."""
+def film(seconds: int = FILM_S) -> bytes:
+    """720p: H.264 with B-frames and a key frame every 250 frames, as x264 writes it, and stereo AAC."""
     width, height = FILM_SIZE
     ground = _texture(0, 2 * width, height)
     out = io.BytesIO()
@@ -47,13 +47,13 @@ def film() -> bytes:
         video = container.add_stream("libx264", rate=FPS, options={"preset": "superfast"})
         video.width, video.height, video.pix_fmt = width, height, "yuv420p"
         track = container.add_stream("aac", rate=SOUND_RATE, layout="stereo")
-        for number in range(FILM_S * FPS):
+        for number in range(seconds * FPS):
             left = number * 3 % width
             frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(ground[:, left : left + width]), format="rgb24")
             frame.pts, frame.time_base = number, Fraction(1, FPS)
             container.mux(video.encode(frame))
         container.mux(video.encode(None))
-        container.mux(track.encode(_tones(0, FILM_S)))
+        container.mux(track.encode(_tones(0, seconds)))
         container.mux(track.encode(None))
     return out.getvalue()
 
