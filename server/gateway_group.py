@@ -29,7 +29,7 @@ logger = logging.getLogger("dots3.serving")
 
 _LOOK_S = 0.25
 _READY_S = 120.0
-_HANGS_AFTER_S = 20.0  # without a turn of its event loop
+_HANGS_AFTER_S = 60.0  # without a turn of its event loop
 _END_S = 10.0  # for what comes after the last request: traces, decoding processes
 
 

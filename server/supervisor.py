@@ -173,7 +173,7 @@ class Supervisor(Generic[Announced]):
             _show(rest)
 
     async def _end_process(self) -> None:
-        process, self._process = self._process, None
+        process = self._process
         if process is not None and process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()

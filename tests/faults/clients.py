@@ -56,6 +56,7 @@ class Stream(threading.Thread):
         self.frames: list[Any] = []
         self.status = 0
         self.broken: httpx.TransportError | None = None
+        self._leaves = threading.Event()
         self.start()
 
     def run(self) -> None:
@@ -63,6 +64,8 @@ class Stream(threading.Thread):
             with httpx.stream("POST", self._url, json=self._body, timeout=WAIT_S) as reply:
                 self.status = reply.status_code
                 for line in reply.iter_lines():
+                    if self._leaves.is_set():
+                        break
                     if line.startswith("data: "):
                         data = line.removeprefix("data: ")
                         self.frames.append(data if data == "[DONE]" else json.loads(data))
@@ -70,6 +73,10 @@ class Stream(threading.Thread):
         except httpx.TransportError as error:
             self.broken = error
         self.ended_s = time.monotonic()
+
+    def leave(self) -> None:
+        """With the next thing that comes."""
+        self._leaves.set()
 
     def until_begun(self) -> None:
         assert self.begun.wait(WAIT_S), "no frame ever came"
