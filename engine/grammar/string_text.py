@@ -5,9 +5,11 @@ Knows nothing of where in an answer the text stands.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from engine.grammar.free_text import quick_beginnings
 from engine.grammar.lark import ANY_TEXT, found_in, one_of
 from engine.grammar.limits import GrammarError
 from engine.grammar.schema import Schema, listed
@@ -29,6 +31,7 @@ _FORMATS = {
     "hostname": rf"{_LABEL}(?:\.{_LABEL})*",
     "email": rf"[a-zA-Z0-9_+-]+(?:\.[a-zA-Z0-9_+-]+)*@{_LABEL}(?:\.{_LABEL})+",
 }
+_LENGTH = re.compile(r"\(/\(\?s:\.\{(\d+),(\d*)\}\)/\)")  # as `_Reader` writes it
 _DEEPEST = 50
 _LONGEST_BOUND = 10_000  # characters; a larger maxLength is not kept: each place in such a text is a state of its own
 
@@ -36,6 +39,16 @@ _LONGEST_BOUND = 10_000  # characters; a larger maxLength is not kept: each plac
 def string_text(schema: Schema, part: Any, lenient: bool) -> str | None:
     """ANY_TEXT where nothing is said; None where no string is allowed."""
     return _Reader(schema, lenient).read(part, 0)
+
+
+def quick_texts(expression: str) -> list[str]:
+    """Of a text of which nothing but a length is said: beginnings of it, in expressions that masks are quick with."""
+    if expression == ANY_TEXT:
+        return quick_beginnings(None)
+    if (found := _LENGTH.fullmatch(expression)) is None:
+        return []
+    least, most = int(found[1]), int(found[2]) if found[2] else None
+    return quick_beginnings(most) if most is None or least <= most else []
 
 
 class _Reader:

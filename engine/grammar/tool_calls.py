@@ -11,10 +11,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from engine.grammar.free_text import BETWEEN, VALUE, WHOLE
 from engine.grammar.lark import ANY_TEXT, literal, one_of
 from engine.grammar.limits import GrammarError
 from engine.grammar.schema import JSON_TYPES, Schema, listed, read_json, type_of
-from engine.grammar.string_text import string_text
+from engine.grammar.string_text import quick_texts, string_text
 from engine.grammar.tool_arguments import Shape, shapes
 from engine.grammar.vocabulary import Vocabulary
 
@@ -23,38 +24,6 @@ _OPENS_INVOKE, _BEHIND_NAME = '\n<invoke name="', '">\n'
 _TRACKED = 60  # parameters whose place in a 64-bit number says whether they were given
 _LONGEST_NAME = 1000
 
-# Text is cut before each `<`, so that each piece is free once it has begun: only then are masks cheap. A piece that is
-# the mere beginning of a forbidden one is forbidden too, or else the rest of it could follow as the next piece. Behind
-# a closing tag no `</invoke>` may stand, for both together would end the call; and where `</parameter>`, a line break
-# and `<` follow each other, they are the value's end.
-_TEXT = r"""
-text: open | closed
-open: BEGIN | open TAG | closed TAG
-closed: open CLOSER | closed CLOSER_BEHIND
-BEGIN: /">\n[^<]*/
-TAG: /<([^\/<][^<]*)?/ & ~/<(parameter|invoke)([ \t\r\n=](?s:.*))?|<dots_function_call(>(?s:.*))?/
-CLOSER: /<\/[^<]*/
-CLOSER_BEHIND: CLOSER & ~/<\/invoke(>(?s:.*))?/
-text_end: "</parameter>\n</invoke>"
-text_more: "</parameter>\n<parameter name=\""
-"""
-# What ends other values. Text that an expression describes holds no tag at all, which keeps the automaton small.
-_WHOLE = r"""
-END: "\n</parameter>\n</invoke>"
-MORE: "\n</parameter>\n<parameter name=\""
-json_end: END
-json_more: MORE
-TAGLESS: /(?s:.*)/ & ~/(?s:.*)(<\/(parameter|invoke)>|<(parameter|invoke)[ \t\r\n=]|<dots_function_call>)(?s:.*)/
-INTEGER: /-?(0|[1-9][0-9]{0,99})/
-NUMBER: /-?(0|[1-9][0-9]{0,99})(\.[0-9]{1,99})?([eE][+-]?[0-9]{1,2})?/
-NAME: /[^"<>\x00-\x20]{1,100}/
-"""
-# Between calls. An invoke tag outside of a block would be read as a call all the same.
-_FREE = r"""
-free: | free FREE | free FREE_TAG
-FREE: /[^<]+/
-FREE_TAG: /<[^<]*/ & ~/<invoke([ \t\r\n=](?s:.*))?/
-"""
 _NEWLINES = r"""
 newlines: "\n" | "\n\n" | "\n\n\n" |
 newline: "\n" |
@@ -96,7 +65,7 @@ def tool_calls_text(
         *writer.lines,
         *([f"answer: %json {answer}"] if answer else []),
     ]
-    return "\n".join(lines) + (_FREE if rule.get("free_text") else _NEWLINES) + _TEXT + _WHOLE
+    return "\n".join(lines) + (BETWEEN if rule.get("free_text") else _NEWLINES) + VALUE + WHOLE
 
 
 def _sequence(rule: Mapping[str, Any]) -> str:
@@ -176,11 +145,11 @@ class _Writer:
         if text == ANY_TEXT and (not others or schema.only_types(part)):
             return [("", "text", "text")]  # that may well read as a value of another type that is allowed, too
         if (choices := _scalars(part, types)) is not None:
-            return [(_BEHIND_NAME, "", self._text(one_of(choices)))]
+            return [(_BEHIND_NAME, "", self._text(one_of(choices), listed=True))]
         values = []
         if text is not None:
-            excluded = [f"~/{_BEGINNINGS[name]}(?s:.*)/" for name in others]
-            values.append((_BEHIND_NAME, "", self._text(" & ".join((text, "TAGLESS", *excluded)))))
+            excluded = [f"~(/{_BEGINNINGS[name]}/ ANYTHING)" for name in others]
+            values.append((_BEHIND_NAME, "", self._text(text, *excluded)))
         if others:
             values.append((_BEHIND_NAME, self._json_body(schema, part, others, lenient), "json"))
         if not values:
@@ -196,16 +165,23 @@ class _Writer:
             self.lines.append(f"{self._json[document]}: %json {document}")
         return self._json[document]
 
-    def _text(self, expression: str) -> str:
+    def _text(self, *conditions: str, listed: bool = False) -> str:
+        """`listed`: the conditions are all the texts there are, which may hold tags, so that the first end counts."""
+        expression = " & ".join(conditions if listed else (*conditions, "TAGLESS"))
         if expression not in self._texts:
             name = self._texts[expression] = f"text_{len(self._texts)}"
             terminal = name.upper()
+            quick = () if listed else quick_texts(conditions[0])
+            for place, text in enumerate(quick):
+                self.lines.append(f"{terminal}_QUICK_{place}: {' & '.join((text, *conditions[1:]))}")
+            beside = "".join(f" | {terminal}_QUICK_{place} NEVER" for place in range(len(quick)))
+            lazy = "[lazy]" if listed else ""
             self.lines += [
                 f"{terminal}: {expression}",
                 f"{terminal}_END: {terminal} END",
                 f"{terminal}_MORE: {terminal} MORE",
-                f"{name}_end[lazy]: {terminal}_END",
-                f"{name}_more[lazy]: {terminal}_MORE",
+                f"{name}_end{lazy}: {terminal}_END{beside}",
+                f"{name}_more{lazy}: {terminal}_MORE",
             ]
         return self._texts[expression]
 

@@ -10,13 +10,8 @@ from pathlib import Path
 
 from llguidance import LLTokenizer
 
-# Tokens that match one of these need not be walked one by one where a text is free: the library checks the whole class.
-# `<` has classes of its own, for it is the one character after which the text of a parameter is not free.
-_PLAIN, _NO_TAG = r'[^"\\\x00-\x1F\x7F]', r'[^"\\\x00-\x1F\x7F<]'
-_CLASSES = [
-    r"[\x20\x0A\x0D\x09]+",
-    *(f"{kind}{count}" for kind in (_NO_TAG, _PLAIN) for count in ("{1,10}", "{1,30}", "+")),
-]
+from engine.grammar.free_text import TOKEN_CLASSES
+
 _END_OF_TEXT = "<|endoftext|>"
 
 
@@ -27,7 +22,7 @@ class Vocabulary:
         text = (folder / "tokenizer.json").read_text(encoding="utf-8")
         self._control = {entry["content"]: int(entry["id"]) for entry in json.loads(text).get("added_tokens", ())}
         self.end_id = self.control_id(_END_OF_TEXT)
-        self.tokens = LLTokenizer(text, n_vocab=vocab_size, eos_token=self.end_id, slices=_CLASSES)
+        self.tokens = LLTokenizer(text, n_vocab=vocab_size, eos_token=self.end_id, slices=list(TOKEN_CLASSES))
         self.size: int = self.tokens.vocab_size
         if self.size != vocab_size:
             raise ValueError(f"the tokenizer must have at most {vocab_size} tokens, got {self.size}")

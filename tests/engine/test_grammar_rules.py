@@ -179,6 +179,17 @@ def test_a_bound_that_no_answer_reaches_costs_nothing() -> None:
         assert passes(grammar, text) == (bound > 1000)
 
 
+@pytest.mark.parametrize("limit", [40, 1000, 10_000])
+@pytest.mark.parametrize("least", [0, 4, 20])
+def test_a_text_may_end_long_before_its_limit(least: int, limit: int) -> None:
+    grammar = compiled(tool_calls({"properties": {"x": {"type": "string", "minLength": least, "maxLength": limit}}}))
+    text = "x < y, </b> <p" + "." * least
+    assert passes(grammar, call(("x", text)))
+    assert not passes(grammar, call(("x", f"{text}</parameter>")))
+    assert passes(grammar, call(("x", text + "." * (limit - len(text)))))
+    assert not passes(grammar, call(("x", text + "." * (limit + 1 - len(text)))))
+
+
 def test_more_parameters_than_can_be_counted() -> None:
     names = [f"p{number}" for number in range(90)]
     parameters = {"properties": {name: {"type": "integer"} for name in names}, "required": names[80:]}

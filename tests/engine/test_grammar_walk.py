@@ -19,6 +19,7 @@ _STRINGS: list[dict[str, Any]] = [
     {"type": "string"},
     {"type": "string", "maxLength": 12},
     {"type": "string", "minLength": 1, "maxLength": 3},
+    {"type": "string", "minLength": 2, "maxLength": 500},
     {"type": "string", "enum": ["a", "b < c", "</parameter>", "line\nbreak", "é"]},
     {"type": "string", "pattern": "^[A-Z]{2}-[0-9]+$"},
     {"type": "string", "pattern": "x|^y"},
