@@ -143,10 +143,14 @@ class Buffers:
         self._heads = g.heads
         self._rows = torch.empty(most_rows, g.row)
         self._scores = torch.empty(g.heads * most_rows)
+        self._num_rows = 0
         self.see(most_rows)
 
     def see(self, num_rows: int) -> None:
         """So many rows are attended to in this step."""
+        if num_rows == self._num_rows:
+            return
+        self._num_rows = num_rows
         self.rows = self._rows[:num_rows]
         self.keys = self.rows.T
         self.latents = self.rows[:, : self._rank]

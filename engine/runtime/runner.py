@@ -65,8 +65,10 @@ class Runner:
         prompt_logprobs = self._read_prompts(batch, inputs, hidden)
         if not sampling:
             return StepResult({}, {}, prompt_logprobs)
-        last_rows = np.array([inputs.query_starts[row + 1] - 1 for row in sampling])
-        logits = self._model.logits(hidden[self._to_device(last_rows)])
+        if len(sampling) < batch.num_tokens:
+            last_rows = np.array([inputs.query_starts[row + 1] - 1 for row in sampling])
+            hidden = hidden[self._to_device(last_rows)]
+        logits = self._model.logits(hidden)
         return self._sample(logits, [requests[row] for row in sampling], masks, prompt_logprobs)
 
     def release_ended(self) -> None:

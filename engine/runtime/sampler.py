@@ -65,6 +65,8 @@ class Sampler:
     def sample(self, logits: torch.Tensor, keys: Sequence[Hashable], allowed: Allowed | None = None) -> Sampled:
         """One token for each of `keys`, from float32 `logits` [keys, vocab], which are overwritten."""
         state = self._state
+        if allowed is None and state.simple.issuperset(keys):
+            return Sampled(_argmax(logits).tolist(), None, [])
         of_key = state.slots
         slots = np.array([of_key[key] for key in keys], dtype=np.int64)
         columns = state.columns
@@ -78,11 +80,11 @@ class Sampler:
         alive = None if allowed is None else logits[self._to_device(allowed.rows)].amax(-1) > -torch.inf
         greedy = columns["greedy"][slots]
         if greedy.all():
-            token_ids = logits.argmax(-1)
+            token_ids = _argmax(logits)
         elif not greedy.any():
             token_ids = self._draw(logits, slots)
         else:
-            token_ids = logits.argmax(-1)
+            token_ids = _argmax(logits)
             random = np.flatnonzero(~greedy)
             places = self._to_device(random)
             token_ids[places] = self._draw(logits[places], slots[random])
@@ -158,3 +160,9 @@ class Sampler:
 
     def _to_device(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)
+
+
+def _argmax(logits: torch.Tensor) -> torch.Tensor:
+    if logits.is_cuda:
+        return logits.argmax(-1)
+    return torch.from_numpy(logits.numpy().argmax(-1))  # 20 times as fast as torch's, with the same choice of equals

@@ -80,8 +80,10 @@ class SamplingState:
         self.output_counts = WideRows(vocab_size, torch.int32, device)
         self.in_prompt = WideRows(vocab_size, torch.bool, device)  # rows run along with output_counts
         self.bias = WideRows(vocab_size, torch.float32, device)
-        self.stop_ids: dict[int, list[int]] = {}  # of slots with min_tokens
+        self.stop_ids: dict[int, list[int]] = {}  # of slots with min_tokens and any
         self.bad_words: dict[int, BadWords] = {}
+        # Greedy ones of whose logits nothing is changed and nothing told: they depend on none of the above.
+        self.simple: set[Hashable] = set()
         self._device = device
         self._free = list(range(_FIRST_SLOTS))
         self._own_seeds = np.random.default_rng(seed)
@@ -96,14 +98,16 @@ class SamplingState:
         long_words = tuple(word for word in sampling.bad_words_ids if len(word) > 1)
         if long_words:
             self.bad_words[slot] = BadWords(long_words, deque(maxlen=max(map(len, long_words)) - 1))
-        if sampling.min_tokens > 0:
-            self.stop_ids[slot] = [token for token in sampling.stop_token_ids if 0 <= token < self.vocab_size]
+        stops = [token for token in sampling.stop_token_ids if 0 <= token < self.vocab_size]
+        if sampling.min_tokens > 0 and stops:
+            self.stop_ids[slot] = stops
+        plain = not (penalised or bias_row >= 0 or long_words or slot in self.stop_ids)
         greedy = sampling.temperature < GREEDY_BELOW
         top_k = sampling.top_k if 0 < sampling.top_k < self.vocab_size else self.vocab_size
         seed = int(self._own_seeds.integers(2**63)) if sampling.seed is None else sampling.seed
         values = {
             "greedy": greedy,
-            "plain": not (penalised or bias_row >= 0 or long_words or sampling.min_tokens > 0),
+            "plain": plain,
             "temperature": 1.0 if greedy else sampling.temperature,
             "top_k": top_k,
             "top_p": sampling.top_p,
@@ -122,10 +126,13 @@ class SamplingState:
         }
         for name, value in values.items():
             self.columns[name][slot] = value
+        if greedy and plain and sampling.logprobs is None:
+            self.simple.add(key)
         return slot
 
     def remove(self, key: Hashable) -> None:
         slot = self.slots.pop(key)
+        self.simple.discard(key)
         if (row := int(self.columns["counts_row"][slot])) >= 0:
             self.output_counts.give(row)
             self.in_prompt.give(row)

@@ -78,6 +78,8 @@ class StepInputBuilder:
             self._free.append(self._row_of.pop(key))
 
     def build(self, keys: Sequence[Hashable], steps: Sequence[SequenceStep]) -> StepInputs:
+        if len(steps) == 1 and steps[0].num_tokens == 1:
+            return self._single(keys[0], steps[0])
         rows = [self._write_tables(key, step) for key, step in zip(keys, steps, strict=True)]
         starts = np.array([step.start for step in steps], np.int64)
         counts = np.array([step.num_tokens for step in steps], np.int64)
@@ -100,6 +102,23 @@ class StepInputBuilder:
             swa_table[owners, numbers].astype(np.int64) * self._page_size + places,
             dsa_table,
             swa_table,
+        )
+
+    def _single(self, key: Hashable, step: SequenceStep) -> StepInputs:
+        """One token, for which array arithmetic would take longer than the sampling of its successor."""
+        row = self._write_tables(key, step)
+        number, place = divmod(step.start, self._page_size)
+        token_ids = self._token_ids[:1]
+        token_ids[0] = step.token_ids[0]
+        return StepInputs(
+            token_ids,
+            np.array([step.start]),
+            [0, 1],
+            [step.start + 1],
+            np.array([step.dsa_pages[number] * self._page_size + place]),
+            np.array([step.swa_pages[number] * self._page_size + place]),
+            self._dsa.rows[row : row + 1, : number + 1],
+            self._swa.rows[row : row + 1, : number + 1],
         )
 
     def _write_tables(self, key: Hashable, step: SequenceStep) -> int:

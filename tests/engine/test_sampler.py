@@ -252,6 +252,24 @@ def test_a_batch_without_randomness_returns_the_plain_argmax() -> None:
     assert sampler.sample(logits.clone(), range(5)) == Sampled(logits.argmax(-1).tolist(), None, [])
 
 
+def test_of_equal_logits_the_first_is_chosen() -> None:
+    sampler = Sampler(VOCAB, CPU)
+    sampler.add("greedy", greedy(), 0, ())
+    logits = torch.zeros(1, VOCAB)
+    logits[0, [5, 9]] = 1.0
+    assert sampler.sample(logits, ["greedy"]).token_ids == [5]
+
+
+def test_a_key_that_comes_back_is_sampled_as_it_is_now() -> None:
+    sampler = Sampler(VOCAB, CPU)
+    logits = torch.zeros(1, VOCAB)
+    logits[0, 5] = 1.0
+    for wanted, token in ((greedy(), 5), (greedy(logit_bias={3: 9.0}), 3), (greedy(), 5)):
+        sampler.add("key", wanted, 0, ())
+        assert sampler.sample(logits.clone(), ["key"]).token_ids == [token]
+        sampler.keep(lambda _: False)
+
+
 def test_nothing_left_to_choose_is_no_crash() -> None:
     token = only_step(logits_of(1), random(allowed_token_ids=(3,), bad_words_ids=((3,),)))
     assert 0 <= token < VOCAB
