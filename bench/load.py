@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import httpx
 
 from bench.child import Child, process_cpu_s
-from bench.load_client import ask, stream_body
+from bench.load_client import ask, broken_picture, picture, sound, stream_body
 from bench.report import ROOT, Row, show, spread
 
 MODEL = ROOT / "models" / "dots3-note-tiny"
@@ -35,6 +35,10 @@ GROWTH_LIMIT = 1.05  # of resident memory, after warm-up
 LIVEZ_LIMIT_MS = 20.0
 SLOW_READER_LIMIT_BYTES = 1024 * 1024  # of the gateway's memory for each
 _SETTLE_S = 30.0
+_WITH_MEDIA = 0.2  # of the requests
+_MEDIA = (
+    64  # different pictures, and as many sounds: more than one, so that they are decoded and encoded, not remembered
+)
 _KEY = "load"
 
 
@@ -55,6 +59,7 @@ class Server(NamedTuple):
     def kept(self) -> dict[str, float]:
         """What must come back to nothing once nobody asks for anything."""
         names = ("requests_running", "requests_waiting", "open_streams", "kv_cache_usage_ratio")
+        names += ("media_decoders_busy", "media_jobs_waiting")
         return {name: self.metric(f"dots3_{name}") for name in names}
 
 
@@ -128,19 +133,23 @@ async def soak(server: Server, requests: int, tokens: int, media: bool) -> list[
     await _mixed(server, warm_up, tokens, media, choice)
     await _settled(server)
     before, files = _resident_bytes(server.gateway_pid), _num_files(server.gateway_pid)
-    before_worker = _resident_bytes(server.worker_pid)
+    before_worker, worker_files = _resident_bytes(server.worker_pid), _num_files(server.worker_pid)
     outcomes = await _mixed(server, requests, tokens, media, choice)
     settled = await _settled(server)
     growth = _resident_bytes(server.gateway_pid) / before
     growth_worker = _resident_bytes(server.worker_pid) / before_worker
     more_files = _num_files(server.gateway_pid) - files
+    more_worker_files = _num_files(server.worker_pid) - worker_files
     return [
         Row("requests", ", ".join(f"{name} {count}" for name, count in sorted(outcomes.items())), "no bad",
             outcomes["bad"] == 0),
         Row("gateway's memory against that after warm-up", f"{growth:.3f}", f"≤ {GROWTH_LIMIT}",
             growth <= GROWTH_LIMIT),
         Row("worker's", f"{growth_worker:.3f}", f"≤ {GROWTH_LIMIT}", growth_worker <= GROWTH_LIMIT),
-        Row("open files more than then", str(more_files), "≤ 2", more_files <= 2),
+        Row("its memory then", f"{before / 2**20:.0f} MiB"),
+        Row("worker's memory then", f"{before_worker / 2**20:.0f} MiB"),
+        Row("gateway's open files more than then", str(more_files), "≤ 2", more_files <= 2),
+        Row("worker's", str(more_worker_files), "≤ 2", more_worker_files <= 2),
         *settled,
     ]  # fmt: skip
 
@@ -249,18 +258,25 @@ async def _mixed(server: Server, requests: int, tokens: int, media: bool, choice
 
 async def _any_request(port: int, tokens: int, media: bool, choice: random.Random) -> str:
     kind = choice.random()
-    body = stream_body(tokens, picture=media and choice.random() < 0.2)
+    part = _any_media(choice) if media and choice.random() < _WITH_MEDIA else None
+    body = stream_body(tokens, part)
     if kind < 0.5:
         await ask(port, body, leave_after_frames=choice.randint(0, 6))
         return "left"
     if kind < 0.65:
-        nonsense = choice.choice(({"model": "none"}, {"max_tokens": -1}, {"nonsense": 1}, {"messages": "x"}))
-        answer = await ask(port, body | nonsense)
+        kinds = [{"model": "none"}, {"max_tokens": -1}, {"nonsense": 1}, {"messages": "x"}]
+        if media:
+            kinds.append(stream_body(tokens, broken_picture(choice.randrange(_MEDIA))))
+        answer = await ask(port, body | choice.choice(kinds))
         return "refused" if answer.status in (400, 404) else "bad"
     answer = await ask(port, body)
     if answer.status == 429:
         return "queue full"
     return "served" if answer.is_whole else "bad"
+
+
+def _any_media(choice: random.Random) -> dict[str, Any]:
+    return choice.choice((picture, sound))(choice.randrange(_MEDIA))
 
 
 async def _settled(server: Server) -> list[Row]:

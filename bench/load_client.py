@@ -8,9 +8,11 @@ import io
 import json
 import re
 import socket
+import wave
 from functools import cache
 from typing import Any, NamedTuple
 
+import numpy as np
 from PIL import Image
 
 from bench.raw_client import post
@@ -29,10 +31,11 @@ class Answer(NamedTuple):
     retry_after: str | None = None
 
 
-def stream_body(tokens: int, picture: bool = False) -> dict[str, Any]:
+def stream_body(tokens: int, media: dict[str, Any] | None = None) -> dict[str, Any]:
+    """`media`: a part beside the text, such as `picture` or `sound` make."""
     content: Any = "Tell me about the boat."
-    if picture:
-        content = [{"type": "image_url", "image_url": {"url": _picture()}}, {"type": "text", "text": content}]
+    if media is not None:
+        content = [media, {"type": "text", "text": content}]
     return {
         "model": MODEL,
         "messages": [{"role": "user", "content": content}],
@@ -93,7 +96,32 @@ def _understood(received: bytes) -> Answer:
 
 
 @cache
-def _picture() -> str:
+def picture(number: int) -> dict[str, Any]:
+    """Each of another colour and size."""
     file = io.BytesIO()
-    Image.new("RGB", (64, 48), (200, 30, 30)).save(file, "PNG")
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+    Image.new("RGB", (56 + number % 5 * 28, 56), (200, number % 256, 30)).save(file, "PNG")
+    return {"type": "image_url", "image_url": {"url": _data_url("image/png", file.getvalue())}}
+
+
+@cache
+def sound(number: int) -> dict[str, Any]:
+    """Each of another pitch and length, below half a second."""
+    times = np.arange(16_000 // 10 + number * 50) / 16_000
+    samples = np.round(8000 * np.sin(2 * np.pi * (200 + 10 * number) * times)).astype("<i2")
+    file = io.BytesIO()
+    with wave.open(file, "wb") as out:
+        out.setnchannels(1)
+        out.setsampwidth(2)
+        out.setframerate(16_000)
+        out.writeframes(samples.tobytes())
+    return {"type": "audio_url", "audio_url": {"url": _data_url("audio/wav", file.getvalue())}}
+
+
+def broken_picture(number: int) -> dict[str, Any]:
+    """One that ends in its middle."""
+    whole = picture(number)["image_url"]["url"]
+    return {"type": "image_url", "image_url": {"url": whole[: len(whole) // 8 * 4]}}
+
+
+def _data_url(kind: str, data: bytes) -> str:
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
