@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from multimodal.file_limits import DEFAULT_LIMITS, FileLimits
 
@@ -171,6 +171,8 @@ def upright_picture(picture: Image.Image | bytes, limits: FileLimits = DEFAULT_L
             with Image.open(io.BytesIO(picture), formats=_FORMATS) as opened:
                 return _within(limits, opened)
         return _within(limits, picture)
+    except UnidentifiedImageError as error:  # its own message tells of an object in memory
+        raise ValueError("the picture cannot be decoded: its format is not known") from error
     except _DECODER_FAILURES as error:
         raise ValueError(f"the picture cannot be decoded: {str(error) or type(error).__name__}") from error
 

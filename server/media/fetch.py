@@ -39,6 +39,11 @@ class Downloads:
         self._places = asyncio.Semaphore(limits.at_once)
         self._certificates: asyncio.Task[ssl.SSLContext] | None = None
 
+    def warm(self) -> None:
+        """Before the first download, rather than with it."""
+        if self._certificates is None:
+            self._certificates = asyncio.create_task(asyncio.to_thread(httpx.create_ssl_context, trust_env=False))
+
     async def get(self, link: str, count: Callable[[int], None]) -> bytearray:
         """`count` is told of bytes as they come, and may raise. SourceError where the link is to blame."""
         async with self._places:
@@ -69,9 +74,9 @@ class Downloads:
         raise SourceError(f"a link may be redirected {self._limits.max_redirects} times at most, and was more often")
 
     async def _known_certificates(self) -> ssl.SSLContext:
-        """Read once: it takes longer than the event loop may wait."""
-        if self._certificates is None:
-            self._certificates = asyncio.create_task(asyncio.to_thread(httpx.create_ssl_context, trust_env=False))
+        """Read once, and not here: it takes longer than the event loop may wait."""
+        self.warm()
+        assert self._certificates is not None
         return await asyncio.shield(self._certificates)
 
     async def _pinned(self, client: httpx.AsyncClient, url: httpx.URL) -> httpx.Request:

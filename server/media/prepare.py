@@ -88,6 +88,7 @@ class MediaPreparer:
 
     def warm(self) -> None:
         self.pool.warm()
+        self.downloads.warm()
 
     def close(self) -> None:
         self.pool.close()

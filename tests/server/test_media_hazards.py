@@ -151,4 +151,4 @@ def test_pictures_of_other_formats(gateway: LiveGateway, form: str) -> None:
 )
 @pytest.mark.parametrize("kind", ["video", "audio", "image"])
 def test_what_only_leads_to_other_files_is_refused(gateway: LiveGateway, kind: str, data: bytes) -> None:
-    refused(gateway, kind, data)
+    assert "0x" not in refused(gateway, kind, data)  # an address in a decoder's memory helps who attacks it

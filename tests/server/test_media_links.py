@@ -48,6 +48,14 @@ def test_data_urls_in_all_their_forms(url: str) -> None:
     assert data_url_bytes(url) == PICTURE
 
 
+@pytest.mark.parametrize(
+    ("sent", "read"),
+    [("%", b"%"), ("a%4", b"a%4"), ("%2541", b"%41"), ("%%41%zz%fF%", b"%A%zz\xff%"), ("é%0a", "é\n".encode())],
+)
+def test_escapes_are_read_once_and_what_is_none_stays(sent: str, read: bytes) -> None:
+    assert data_url_bytes("data:," + sent) == read
+
+
 @pytest.mark.parametrize("line", [3, 76, 10**9])
 def test_long_content_is_decoded_in_pieces_without_a_seam(line: int) -> None:
     data = os.urandom(100_001)
