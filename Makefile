@@ -16,6 +16,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
+# Each process of the two takes its share of the files in order, and of the other's when it has none left.
+BOTH_CORES := OMP_NUM_THREADS=1 $(PYTEST) -n 2 --dist worksteal
 
 # Whoever forbids bytecode makes each of the processes that tests start compile all of the sources anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -36,15 +38,15 @@ serve: $(VENV)/.base $(VENV)/.torch  ## serve the bundled checkpoint; PORT= MODE
 	@exec $(BIN)/dots3 serve $(MODEL) $(if $(PORT),--port $(PORT)) $(if $(DEVICE),--device $(DEVICE)) $(ARGS)
 
 test: check  ## check, then all other tests that need no GPU (12 minutes or less on 2 cores)
-	$(PYTEST) -m "e2e and not slow and not gpu" --ignore=tests/engine --ignore=tests/kernels $(ARGS)
-	OMP_NUM_THREADS=1 $(PYTEST) -n 2 -m "e2e and not slow and not gpu" tests/engine $(ARGS)
-	OMP_NUM_THREADS=1 $(PYTEST) -n 2 -m "e2e and not slow and not gpu" tests/kernels $(ARGS)
+	$(BOTH_CORES) -m "e2e and not alone and not slow and not gpu" --ignore=tests/kernels $(ARGS)
+	$(BOTH_CORES) -m "e2e and not alone and not slow and not gpu" tests/kernels $(ARGS)
+	$(PYTEST) -m "alone and not slow and not gpu" $(ARGS)
 
 check: $(VENV)/.test  ## lint, format, types, unit tests (under a minute)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(PYTEST) -n 2 -m "not e2e and not slow and not gpu" $(ARGS)
+	$(BOTH_CORES) -m "not e2e and not slow and not gpu" $(ARGS)
 
 fmt: $(VENV)/.test  ## put imports and layout in order
 	$(BIN)/ruff check --fix .

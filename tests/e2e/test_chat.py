@@ -5,15 +5,16 @@ import sys
 
 import pytest
 
-from tests.e2e.server_process import ROOT, ServerProcess
+from tests.e2e.server_process import PATIENCE_S, ROOT, ServerProcess
 
 pytestmark = pytest.mark.e2e
 
 
 def chat(url: str, *lines: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "cli.main", "chat", url]
+    said = "\n".join(lines)
     return subprocess.run(
-        command, cwd=ROOT, input="\n".join(lines), capture_output=True, text=True, check=False, timeout=60
+        command, cwd=ROOT, input=said, capture_output=True, text=True, check=False, timeout=PATIENCE_S
     )
 
 

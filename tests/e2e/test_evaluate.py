@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.server_process import ROOT, ServerProcess
+from tests.e2e.server_process import PATIENCE_S, ROOT, ServerProcess
 
 pytestmark = pytest.mark.e2e
 
@@ -21,7 +21,7 @@ def test_the_quality_meter_runs_against_the_server(server: ServerProcess, tmp_pa
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     scores = json.loads(out.read_text())

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.server_process import MODEL, ServerProcess
+from tests.e2e.server_process import MODEL, PATIENCE_S, ServerProcess
 from training.evaluation.held_out import item, keys
 from training.evaluation.request_body import request_body
 
@@ -30,7 +30,7 @@ def bodies() -> list[dict[str, Any]]:
 def ask_all(server: ServerProcess, asked: list[dict[str, Any]], at_a_time: int) -> list[Any]:
     limits = httpx.Limits(max_connections=at_a_time)
     with (
-        httpx.Client(base_url=server.base_url, timeout=120, limits=limits) as client,
+        httpx.Client(base_url=server.base_url, timeout=PATIENCE_S, limits=limits) as client,
         ThreadPoolExecutor(at_a_time) as pool,
     ):
 

@@ -9,9 +9,7 @@ from typing import Any
 
 import httpx
 
-from tests.e2e.server_process import MODEL, ServerProcess
-
-WAIT_S = 120.0
+from tests.e2e.server_process import MODEL, PATIENCE_S, ServerProcess
 
 
 def body(prompt: list[int], max_tokens: int, **fields: Any) -> dict[str, Any]:
@@ -29,12 +27,12 @@ class Whole(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        self._reply = httpx.post(self._url, json=self._body, timeout=WAIT_S)
+        self._reply = httpx.post(self._url, json=self._body, timeout=PATIENCE_S)
         self.ended_s = time.monotonic()
 
     @property
     def reply(self) -> httpx.Response:
-        self.join(WAIT_S)
+        self.join(PATIENCE_S)
         assert not self.is_alive(), "the request never ended"
         return self._reply
 
@@ -61,7 +59,7 @@ class Stream(threading.Thread):
 
     def run(self) -> None:
         try:
-            with httpx.stream("POST", self._url, json=self._body, timeout=WAIT_S) as reply:
+            with httpx.stream("POST", self._url, json=self._body, timeout=PATIENCE_S) as reply:
                 self.status = reply.status_code
                 for line in reply.iter_lines():
                     if self._leaves.is_set():
@@ -79,11 +77,11 @@ class Stream(threading.Thread):
         self._leaves.set()
 
     def until_begun(self) -> None:
-        assert self.begun.wait(WAIT_S), "no frame ever came"
+        assert self.begun.wait(PATIENCE_S), "no frame ever came"
 
     def end(self) -> dict[str, Any]:
         """The frame before [DONE]; there is exactly one error or finish reason in all."""
-        self.join(WAIT_S)
+        self.join(PATIENCE_S)
         assert not self.is_alive(), "the stream never ended"
         assert self.broken is None, self.broken
         *frames, done = self.frames
