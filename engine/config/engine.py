@@ -24,7 +24,9 @@ class EngineConfig:
     max_model_len: int | None = None  # tokens of prompt and answer; None: what model and cache allow
     max_num_seqs: int = 64  # sequences that run at once
     max_num_batched_tokens: int = 512  # of one step: bounds how long a prefill holds up the others
-    max_encoder_tokens: int = 1024  # of pictures and sounds encoded in one step; a single item may have more
+    # Of pictures and sounds encoded in one step, which holds up the others; a single item may have more. On a CPU many
+    # together cost as much as one by one.
+    max_encoder_tokens: int = 256
     encoder_cache_bytes: int = 64 << 20  # for their embeddings, so that the same item is not encoded again
     cache_bytes: int | None = None  # None: from the free memory
     gpu_memory_utilization: float = 0.9
