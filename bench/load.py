@@ -33,6 +33,7 @@ MODEL = ROOT / "models" / "dots3-note-tiny"
 STEPS_PER_S = 50
 GROWTH_LIMIT = 1.05  # of resident memory, after warm-up
 LIVEZ_LIMIT_MS = 20.0
+LIVEZ = "/livez p99"  # which no program can answer for where others hold the cores
 SLOW_READER_LIMIT_BYTES = 1024 * 1024  # of the gateway's memory for each
 _SETTLE_S = 30.0
 _WITH_MEDIA = 0.2  # of the requests
@@ -81,12 +82,12 @@ async def burst(server: Server, streams: int, tokens: int) -> list[Row]:
     """All at once; a probe beside them."""
     body = stream_body(tokens)
     wanted = (await ask(server.port, body)).text
-    with Child("bench.load_probe", str(server.port)) as probe:
+    with _probe(server) as probe:
         await asyncio.sleep(0.5)
         began_s = time.monotonic()
         answers = await asyncio.gather(*(ask(server.port, body) for _ in range(streams)))
         took_s = time.monotonic() - began_s
-        p50_ms, p99_ms, num_probes = json.loads(probe.ask("end"))
+        probed = json.loads(probe.ask("end"))
     counted = Counter(answer.status for answer in answers)
     served = [answer for answer in answers if answer.status == 200]
     refused = [answer for answer in answers if answer.status == 429]
@@ -100,8 +101,7 @@ async def burst(server: Server, streams: int, tokens: int) -> list[Row]:
             str(len(refused)), all(answer.retry_after is not None for answer in refused)),
         Row("time", f"{took_s:.1f} s"),
         Row("tokens a second", f"{len(served) * tokens / took_s:.0f}"),
-        Row("/livez p50", f"{p50_ms:.1f} ms of {num_probes}"),
-        Row("/livez p99", f"{p99_ms:.1f} ms"),
+        *_livez_rows(*probed),
         *await _settled(server),
     ]  # fmt: skip
 
@@ -112,18 +112,30 @@ async def steady(server: Server, streams: int, tokens: int) -> list[Row]:
     for _ in range(streams):
         asked.append(asyncio.create_task(ask(server.port, stream_body(tokens))))
         await asyncio.sleep(0.01)
-    with Child("bench.load_probe", str(server.port)) as probe:
+    with _probe(server) as probe:
         await asyncio.sleep(tokens / STEPS_PER_S - streams * 0.01 - 2.0)
         running = sum(not one.done() for one in asked)
-        p50_ms, p99_ms, num_probes = json.loads(probe.ask("end"))
+        probed = json.loads(probe.ask("end"))
     answers = await asyncio.gather(*asked)
     return [
         Row("streams, all the time", str(running), str(streams), running == streams),
         Row("whole", str(sum(one.is_whole for one in answers)), str(streams), all(one.is_whole for one in answers)),
-        Row("/livez p50", f"{p50_ms:.1f} ms of {num_probes}"),
-        Row("/livez p99", f"{p99_ms:.1f} ms", f"≤ {LIVEZ_LIMIT_MS:g} ms", p99_ms <= LIVEZ_LIMIT_MS),
+        *_livez_rows(*probed),
         *await _settled(server),
     ]  # fmt: skip
+
+
+def _probe(server: Server) -> Child:
+    return Child("bench.load_probe", str(server.port), "/livez", str(server.gateway_pid))
+
+
+def _livez_rows(p50_ms: float, p99_ms: float, count: int, own_p99_ms: float) -> list[Row]:
+    wanted = f"≤ {LIVEZ_LIMIT_MS:g} ms"
+    return [
+        Row("/livez p50", f"{p50_ms:.1f} ms of {count}"),
+        Row(LIVEZ, f"{p99_ms:.1f} ms", wanted, p99_ms <= LIVEZ_LIMIT_MS),
+        Row("of it the gateway's own CPU time, p99", f"{own_p99_ms:.1f} ms", wanted, own_p99_ms <= LIVEZ_LIMIT_MS),
+    ]
 
 
 async def soak(server: Server, requests: int, tokens: int, media: bool) -> list[Row]:

@@ -1,6 +1,8 @@
 """Asks for a path over and over in a process of its own, so that a busy client does not count; prints p50, p99, count.
 
-Until a line comes on standard input. Arguments: port and path, which without it is /livez.
+Until a line comes on standard input. Arguments: port, path (/livez), and the process id of who answers. With that it
+prints one figure more, the p99 of the CPU time which that process spent meanwhile: where other programs hold the cores,
+this is the part of the time that is its own.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ import sys
 import threading
 import time
 
+from bench.child import process_cpu_s
+
 _EVERY_S = 0.02
 
 
@@ -19,15 +23,24 @@ def main() -> None:
     asked = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.readline(), asked.set()), daemon=True).start()
     connection = http.client.HTTPConnection("127.0.0.1", int(sys.argv[1]), timeout=30)
-    took_ms = []
+    pid = int(sys.argv[3]) if len(sys.argv) > 3 else None
+    took_ms, worked_ms = list[float](), list[float]()
     while not asked.wait(_EVERY_S):
-        began_s = time.monotonic()
+        began_s, began_cpu_s = time.monotonic(), 0.0 if pid is None else process_cpu_s(pid)
         connection.request("GET", path)
         connection.getresponse().read()
         took_ms.append(1000 * (time.monotonic() - began_s))
-    took_ms.sort()
-    sys.stdout.write(json.dumps([took_ms[len(took_ms) // 2], took_ms[int(0.99 * len(took_ms))], len(took_ms)]) + "\n")
+        if pid is not None:
+            worked_ms.append(1000 * (process_cpu_s(pid) - began_cpu_s))
+    figures = [_share(took_ms, 0.5), _share(took_ms, 0.99), len(took_ms)]
+    if pid is not None:
+        figures.append(_share(worked_ms, 0.99))
+    sys.stdout.write(json.dumps(figures) + "\n")
     sys.stdout.flush()
+
+
+def _share(values: list[float], share: float) -> float:
+    return sorted(values)[int(share * len(values))]
 
 
 if __name__ == "__main__":

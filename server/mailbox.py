@@ -12,6 +12,7 @@ from itertools import chain
 
 from engine.wire.messages import Tokens
 from server.engine_client import Event
+from server.turns import Turns
 
 _JOINED = 64  # events that may lie there before they are joined
 _PIECE_TOKENS = 256  # about a millisecond of work for the event loop
@@ -20,7 +21,10 @@ _PIECE_TOKENS = 256  # about a millisecond of work for the event loop
 class Mailbox:
     """`put` and `receive` are called in one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, turns: Turns | None = None) -> None:
+        """With `turns`, whoever waits is woken when there is one for it; more may come until then."""
+        self._turns = turns
+        self._is_called = False
         self._events: list[Event] = []
         self._num_joined = 0  # of them, the first
         self._limit = _JOINED
@@ -34,12 +38,16 @@ class Mailbox:
         self._events.append(event)
         if len(self._events) - self._num_joined >= self._limit:
             self._join()
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if self._waiter is not None and not self._is_called:
+            if self._turns is None:
+                self._wake()
+            else:
+                self._is_called = True
+                self._turns.soon(self._wake)
 
     async def receive(self) -> Sequence[Event]:
         """What has come, in order; waits for the first."""
-        if not self._events:
+        while not self._events:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
@@ -55,6 +63,11 @@ class Mailbox:
         self._num_joined = max(self._num_joined - count, 0)
         self._is_behind = bool(self._events)
         return events
+
+    def _wake(self) -> None:
+        self._is_called = False
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def _piece(self) -> int:
         tokens = 0

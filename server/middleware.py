@@ -24,12 +24,14 @@ from server.metrics import Metrics
 from server.request_record import RECORD, RequestRecord
 from server.settings import Settings
 from server.shared_numbers import Number
+from server.turns import Turns
 
 logger = logging.getLogger("dots3.access")
 
 OnEnd = Callable[[RequestRecord, Headers], None]
 
 PROBES = frozenset({"/livez", "/health", "/readyz"})
+_BEGUN_A_TURN = 4  # requests that begin in one turn of the event loop, so that a burst keeps no probe waiting
 BODY_SEND = "dots3.body_send"  # key of the scope: sends what follows the head, past layers that look at heads alone
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _SECURITY_HEADERS = {
@@ -60,6 +62,7 @@ class Gatekeeper:
         self._key_limit = settings.max_concurrency_per_key
         self._keys = tuple(_digest(key) for key in settings.keys)
         self._running_by_key = running_by_key
+        self._turns = Turns(_BEGUN_A_TURN)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -73,6 +76,8 @@ class Gatekeeper:
         if self._is_preflight(scope, headers):
             await Response(status_code=204, headers=_preflight_headers(headers))(scope, receive, send)
             return
+        if scope["path"] not in PROBES:
+            await self._turns.turn()
         try:
             key = self._key(scope, headers)
             record: RequestRecord = scope[RECORD]

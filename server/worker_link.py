@@ -24,10 +24,12 @@ from engine.wire.messages import Abort, Beat, Failed, Message, Ready, Stop, Subm
 from server.engine_client import Event, WorkerHealth, WorkerState
 from server.errors import RequestError
 from server.mailbox import Mailbox
+from server.turns import Turns
 
 logger = logging.getLogger(__name__)
 
 _WATCH_S = 0.25
+_WOKEN_A_TURN = 8  # requests that are told of new tokens in one turn of the event loop: two milliseconds of work
 # How much of an answer of unknown length counts as work ahead, when workers are compared.
 EXPECTED_TOKENS = 512
 
@@ -62,6 +64,7 @@ class WorkerLink:
         self.restarts = 0
         self.ready: Ready | None = None  # as last announced, whether or not that worker still lives
         self.on_lost: Callable[[], None] | None = None  # called when silence has made it dead
+        self.turns = Turns(_WOKEN_A_TURN)
         self._gateway_id = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._key = key
         self._patience = patience
@@ -272,7 +275,7 @@ class LinkSubmission:
         self.cost = new_tokens + request.n * min(request.sampling.max_tokens, EXPECTED_TOKENS)
         self._link = link
         self._wire_id = wire_id
-        self._mailbox = Mailbox()
+        self._mailbox = Mailbox(link.turns)
         self._ended = False  # the terminal message has come
         self._closed = False
 

@@ -9,6 +9,7 @@ import pytest
 from engine.wire.messages import Finished, TokenLogprobs, Tokens
 from server.engine_client import Event
 from server.mailbox import Mailbox
+from server.turns import Turns
 
 END = Finished("r", 1, 0, 0, 0.0)
 
@@ -65,5 +66,25 @@ def test_what_is_taken_at_once_is_handed_on_as_it_came() -> None:
         assert await waiting == tokens
         mailbox.put(END)
         assert await mailbox.receive() == [END]
+
+    run(check())
+
+
+def test_whoever_waits_is_woken_when_there_is_a_turn_for_it_and_then_has_all_that_came() -> None:
+    async def check() -> None:
+        turns = Turns(1)
+        first, second = Mailbox(turns), Mailbox(turns)
+        tasks = [asyncio.create_task(one.receive()) for one in (first, second)]
+        await asyncio.sleep(0)
+        for number in range(3):
+            first.put(Tokens("a", 0, (number,)))
+            second.put(Tokens("b", 0, (number,)))
+        assert [len(await task) for task in tasks] == [3, 3]
+        # A call that comes late, when all was taken, wakes nobody for nothing.
+        waiting = asyncio.create_task(first.receive())
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        first.put(END)
+        assert await waiting == [END]
 
     run(check())
