@@ -32,7 +32,12 @@ class Turns:
         if self._is_free():
             return
         mine = asyncio.get_running_loop().create_future()
-        self._waiting.append(lambda: mine.done() or mine.set_result(None))
+
+        def begin() -> None:
+            if not mine.done():
+                mine.set_result(None)
+
+        self._waiting.append(begin)
         await mine
 
     def _is_free(self) -> bool:
