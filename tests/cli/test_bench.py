@@ -29,6 +29,7 @@ def test_an_unknown_benchmark_is_refused() -> None:
     assert CliRunner().invoke(app, ["bench", "coffee"]).exit_code == 2
 
 
+@pytest.mark.e2e
 def test_what_follows_the_name_is_the_benchmarks_own() -> None:
     ran = subprocess.run(
         [sys.executable, "-m", "cli.main", "bench", "parser", "--help"],

@@ -30,6 +30,7 @@ def test_an_unknown_command_is_refused() -> None:
     assert CliRunner().invoke(app, ["fly"]).exit_code == 2
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     "args",
     [["--version"], ["--help"], ["serve", "--help"], ["chat", "--help"], ["plan", "--help"], ["bench", "--help"]],

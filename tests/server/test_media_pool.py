@@ -33,6 +33,8 @@ from server.media.pool_figures import PoolFigures
 from tests.multimodal import goldens
 from tests.support.media_fixture_adapter import LIMITS
 
+pytestmark = pytest.mark.e2e
+
 FILES = FileLimits()
 PICTURE = DecodePicture(FILES, LIMITS, NO_OVERRIDES, "auto", max_tokens=8192)
 EXIF = (goldens.FOLDER / "files" / "exif6.jpg").read_bytes()
@@ -193,7 +195,7 @@ def test_figures_tell_what_waits_what_works_and_how_jobs_ended() -> None:
         return registry.get_sample_value(name, labels)
 
     def jobs(kind: str, result: str) -> float | None:
-        return now("dots3_media_jobs_total", job=kind, result=result)
+        return now("dots3_media_jobs_total", kind=kind, result=result)
 
     async def work() -> None:
         pool = DecodePool(ONE, PoolFigures(registry))
@@ -217,4 +219,4 @@ def test_figures_tell_what_waits_what_works_and_how_jobs_ended() -> None:
     assert (now("dots3_media_decoders_busy"), now("dots3_media_jobs_waiting")) == (0, 0)
     assert (jobs("picture", "done"), jobs("picture", "broken"), jobs("picture", "left")) == (2, 1, 0)
     assert (jobs("sound", "refused"), jobs("film", "done")) == (1, 0)
-    assert now("dots3_media_job_seconds_count", job="picture") == 3
+    assert now("dots3_media_job_seconds_count", kind="picture") == 3

@@ -20,6 +20,8 @@ from server.worker_command import worker_command
 from server.worker_link import Patience, WorkerLink
 from tests.support.scripted_worker import ECHO, EXIT, EXIT_STATUS, HOLD, MAX_MODEL_LEN, STALL
 
+pytestmark = [pytest.mark.e2e, pytest.mark.alone]
+
 USUAL = Patience()
 PACE = Pace(ready_timeout_s=20, stop_timeout_s=1, first_delay_s=0.05, longest_delay_s=0.2)
 

@@ -30,12 +30,14 @@ def _as_segments(text: str) -> list[tuple[str, bool]]:
     return [(piece, piece in RELEASED_IDS) for piece in control.split(text) if piece]
 
 
+@pytest.mark.e2e  # the released vocabulary takes seconds to rebuild
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
 def test_golden_texts_give_the_released_ids(released: Tokenizer, case: dict[str, Any]) -> None:
     assert released.encode_segments(_as_segments(case["text"])) == case["ids"]
     assert released.decode(case["ids"]) == case["text"]
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("name", "messages", "thinking"),
     [

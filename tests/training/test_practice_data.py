@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import pytest
@@ -72,7 +73,13 @@ def exchanges(made: Conversation) -> list[Exchange]:
 
 
 def items(make: Callable[[str, int], Conversation], num: int) -> Iterator[list[Exchange]]:
-    return (exchanges(make("train", index)) for index in range(num))
+    return (item(make, index) for index in range(num))
+
+
+@cache
+def item(make: Callable[[str, int], Conversation], index: int) -> list[Exchange]:
+    """Read once: several tests look at the first."""
+    return exchanges(make("train", index))
 
 
 # Practice in tools has turns of its own: test_tool_practice.py.
