@@ -30,9 +30,9 @@ class PoolFigures:
             registry=registry,
             multiprocess_mode="livesum",
         )
-        self._jobs = Counter("dots3_media_jobs", "Jobs of decoding processes", ["job", "result"], registry=registry)
+        self._jobs = Counter("dots3_media_jobs", "Jobs of decoding processes", ["kind", "result"], registry=registry)
         self._seconds = Histogram(
-            "dots3_media_job_seconds", "That a process took for a job", ["job"], buckets=_SECONDS, registry=registry
+            "dots3_media_job_seconds", "That a process took for a job", ["kind"], buckets=_SECONDS, registry=registry
         )
         # A series that appears with its first count would hide that count from rates.
         for kind in JOB_KINDS:

@@ -243,9 +243,9 @@ def test_counts_and_times_of_media_are_metrics(gateway: LiveGateway) -> None:
             key = f'{name}{{kind="{kind}"}}'
             assert after[key] - before[key] == 1
     for kind in ("picture", "sound", "film", "frames"):
-        key = f'dots3_media_jobs_total{{job="{kind}",result="done"}}'
+        key = f'dots3_media_jobs_total{{kind="{kind}",result="done"}}'
         assert after[key] - before[key] == 1
-        assert after[f'dots3_media_job_seconds_count{{job="{kind}"}}'] > 0
+        assert after[f'dots3_media_job_seconds_count{{kind="{kind}"}}'] > 0
     assert after["dots3_media_decoders_busy"] == after["dots3_media_jobs_waiting"] == 0
 
 
