@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import time
 from http import HTTPStatus
-from importlib.metadata import version
 
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import Response
 
 from server.admission import Admission
@@ -26,7 +25,7 @@ from server.metrics import Metrics
 from server.middleware import Gatekeeper, OnEnd
 from server.prompt import Prompts
 from server.request_record import RECORD
-from server.routes import admin, chat, completions, models, tokens
+from server.routes import api
 from server.second_chance import WAIT_S, SecondChances
 from server.settings import Settings
 from server.siblings import Siblings
@@ -42,17 +41,11 @@ def create_app(
     worker_wait_s: float = WAIT_S,
     on_end: OnEnd | None = None,
     siblings: Siblings | None = None,
-) -> FastAPI:
+) -> Starlette:
     """`worker_wait_s`: for a new worker, where one died. `on_end` is told of every request when it is over."""
     siblings = siblings or Siblings.none(len(settings.keys))
-    app = FastAPI(
-        title="dots3",
-        version=version("dots3"),
-        openapi_url="/openapi.json",
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,  # a redirect is neither JSON nor what a client of this API expects
-    )
+    app = Starlette(routes=list(api.routes()))
+    app.router.redirect_slashes = False  # a redirect is neither JSON nor what a client of this API expects
     metrics = Metrics(engine, siblings)
     chances = SecondChances(lambda: any(worker.state == "ready" for worker in engine.health()), worker_wait_s, siblings)
     downloads = Downloads(Hosts(settings.allowed_media_domains))
@@ -61,14 +54,12 @@ def create_app(
     app.state.gateway = Gateway(
         settings, engine, prompts, media, generate, admission, chances, metrics, int(time.time())
     )
-    for part in (chat, completions, models, tokens, admin):
-        app.include_router(part.router)
+    app.state.description = api.description()
     app.add_middleware(
         Gatekeeper, settings=settings, metrics=metrics, running_by_key=siblings.running_of_keys(), on_end=on_end
     )
     app.add_exception_handler(RequestError, _refused)
     app.add_exception_handler(HTTPException, _no_route)
-    app.add_exception_handler(RequestValidationError, _invalid)
     return app
 
 
@@ -88,10 +79,6 @@ def _no_route(request: Request, error: Exception) -> Response:
     if error.status_code == HTTPStatus.NOT_FOUND:
         return _answered(request, RequestError("not_found", f"{what}: there is no such path"))
     return _answered(request, RequestError("invalid_value", f"{what}: {error.detail}"))
-
-
-def _invalid(request: Request, error: Exception) -> Response:
-    return _answered(request, RequestError("invalid_value", str(error)))
 
 
 def _answered(request: Request, error: RequestError, headers: dict[str, str] | None = None) -> Response:

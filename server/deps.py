@@ -9,10 +9,9 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
-from fastapi import Depends, Request
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
 from engine.wire.messages import Ready
@@ -116,10 +115,8 @@ def gateway_of(request: Request) -> Gateway:
     return gateway
 
 
-GatewayDep = Annotated[Gateway, Depends(gateway_of)]
-
-
-async def json_body(request: Request, gateway: GatewayDep) -> Body:
+async def json_body(request: Request) -> Body:
+    gateway = gateway_of(request)
     raw = await _read(request, gateway.settings.max_body_bytes, gateway.settings.write_timeout)
     kind = request.headers.get("content-type", "")
     if raw and (_JSON_TYPE.fullmatch(kind.strip()) is None or _OTHER_CHARSET.search(kind)):
@@ -133,9 +130,6 @@ async def until_gone(receive: Receive) -> None:
     """Of a client whose body has been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-BodyDep = Annotated[Body, Depends(json_body)]
 
 
 async def _read(request: Request, limit_bytes: int, patience_s: float) -> bytes:

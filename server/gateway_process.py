@@ -18,7 +18,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from server.admission import Admission
 from server.app import create_app
@@ -86,7 +86,7 @@ class GatewayProcess:
         self._lag: asyncio.Task[None] | None = None
         self._at_once = False
 
-    def _make_app(self, prompts: Prompts) -> FastAPI:
+    def _make_app(self, prompts: Prompts) -> Starlette:
         settings = self._settings
         generate = Generation(self._router, prompts.tokenizer, settings.reasoning_parser, settings.tool_call_parser)
         on_end = None if self._tracing is None else self._tracing.ended
@@ -110,6 +110,7 @@ class GatewayProcess:
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,  # nothing here depends on who is in front
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=int(LAST_FRAMES_S),
             ssl_certfile=settings.ssl_certfile,

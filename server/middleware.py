@@ -34,12 +34,13 @@ PROBES = frozenset({"/livez", "/health", "/readyz"})
 _BEGUN_A_TURN = 4  # requests that begin in one turn of the event loop, so that a burst keeps no probe waiting
 BODY_SEND = "dots3.body_send"  # key of the scope: sends what follows the head, past layers that look at heads alone
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-_SECURITY_HEADERS = {
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
-}
+_SECURITY_HEADERS = (  # as ASGI has them
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"content-security-policy", b"default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"),
+)
+_NO_STORE = (b"cache-control", b"no-store")
 
 
 class Gatekeeper:
@@ -185,16 +186,15 @@ class _Passage:
     async def _pass(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._record.status = message["status"]
-            headers = MutableHeaders(raw=list(message.get("headers", ())))
-            headers["X-Request-Id"] = self._record.request_id
-            headers.setdefault("Cache-Control", "no-store")
-            for name, value in _SECURITY_HEADERS.items():
-                headers[name] = value
+            raw = [*message.get("headers", ()), (b"x-request-id", self._record.request_id.encode()), *_SECURITY_HEADERS]
+            if not any(name == b"cache-control" for name, _ in raw):
+                raw.append(_NO_STORE)
             if (origin := self._keeper.allowed_origin(self._headers)) is not None:
+                headers = MutableHeaders(raw=raw)
                 headers["Access-Control-Allow-Origin"] = origin
                 headers["Access-Control-Expose-Headers"] = "X-Request-Id, X-Dots3-Warning, Retry-After"
                 headers.add_vary_header("Origin")
-            message = {**message, "headers": headers.raw}
+            message = {**message, "headers": raw}
         await self._send(message)
 
 

@@ -7,11 +7,15 @@ never by number. Knows nothing of chat templates, media or streaming.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 
 import tokenizers
+
+_SHORT_CHARS = 1024
+_REMEMBERED = 1024  # short texts, with at most some ten megabytes of ids
 
 
 class Tokenizer:
@@ -24,6 +28,7 @@ class Tokenizer:
         backend.add_special_tokens([token.content for token in added.values() if not token.special])
         backend.encode_special_tokens = True
         self._control_ids = {token.content: number for number, token in added.items()}
+        self._encode_short = lru_cache(_REMEMBERED)(self._encode)
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Tokenizer:
@@ -70,8 +75,11 @@ class Tokenizer:
         return ids
 
     def encode_text(self, text: str) -> list[int]:
-        """Control strings in `text` stay text."""
-        return self._backend.encode(text, add_special_tokens=False).ids
+        """Control strings in `text` stay text. Much of a prompt is in many others: system turns, earlier turns."""
+        return list(self._encode_short(text) if len(text) <= _SHORT_CHARS else self._encode(text))
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self._backend.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)

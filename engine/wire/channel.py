@@ -26,6 +26,7 @@ from engine.wire.codec import MAX_FRAME_BYTES
 # Frames that may wait for one peer. A gateway that lets so many steps of tokens lie is treated as gone.
 MAX_QUEUED_FRAMES = 20_000
 MIN_KEY_BYTES = 32
+_POLLIN = int(zmq.POLLIN)  # an enum's own "and" would cost as much as the question
 RECONNECT_MS = 50
 RECONNECT_MAX_MS = 1000
 # Finds peers that vanished without closing (a host that lost power); the I/O thread of ZeroMQ answers by itself.
@@ -192,7 +193,7 @@ class DealerEnd:
     def _drain(self) -> None:
         if self._socket.closed:
             return
-        while int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
+        while int(self._socket.get(zmq.EVENTS)) & _POLLIN:
             self._frames.append(self._socket.recv(zmq.NOBLOCK))
         if self._frames and self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)

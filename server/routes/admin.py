@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
@@ -10,7 +11,7 @@ from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
-from server.deps import Gateway, GatewayDep
+from server.deps import Gateway, gateway_of
 from server.engine_client import WorkerHealth
 from server.errors import RequestError, error_headers, error_object
 from server.routes.api_page import ERRORS, PLAIN_TEXT, page
@@ -19,38 +20,45 @@ router = APIRouter()
 
 
 @router.get("/livez", responses=ERRORS)
-async def livez() -> JSONResponse:
+async def livez(_: Request) -> JSONResponse:
     """200 while the process serves its event loop."""
     return JSONResponse({"status": "ok"})
 
 
 @router.get("/health", responses=ERRORS)
-async def health(gateway: GatewayDep) -> JSONResponse:
+async def health(request: Request) -> JSONResponse:
     """200 while at least one worker would serve a request now; names every worker and its state."""
-    return _health(gateway)
+    return _health(gateway_of(request))
 
 
 @router.get("/readyz", responses=ERRORS)
-async def readyz(gateway: GatewayDep) -> JSONResponse:
+async def readyz(request: Request) -> JSONResponse:
     """The same as /health, under the name that orchestrators look for."""
-    return _health(gateway)
+    return _health(gateway_of(request))
 
 
 @router.get("/metrics", responses=PLAIN_TEXT)
-async def metrics(gateway: GatewayDep) -> Response:
+async def metrics(request: Request) -> Response:
     """Prometheus text."""
-    return Response(gateway.metrics.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    # In a thread: it takes several milliseconds, and more where several processes' figures are added up.
+    text = await asyncio.to_thread(gateway_of(request).metrics.text)
+    return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 @router.get("/version", responses=ERRORS)
-async def get_version() -> JSONResponse:
+async def get_version(_: Request) -> JSONResponse:
     """The version of this server."""
     return JSONResponse({"version": version("dots3")})
 
 
+@router.get("/openapi.json", include_in_schema=False)
+async def openapi(request: Request) -> JSONResponse:
+    return JSONResponse(request.app.state.description.openapi())
+
+
 @router.get("/docs", include_in_schema=False)
 async def docs(request: Request) -> HTMLResponse:
-    return HTMLResponse(page(request.app.openapi()))
+    return HTMLResponse(page(request.app.state.description.openapi()))
 
 
 def _health(gateway: Gateway) -> JSONResponse:

@@ -6,11 +6,11 @@ import asyncio
 import time
 import uuid
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from engine.wire.messages import Ready
-from server.deps import Body, BodyDep, Gateway, GatewayDep
+from server.deps import Body, Gateway, gateway_of, json_body
 from server.formats.chat import ChatBody, ChatStream
 from server.formats.json_pieces import Head, Wishes
 from server.media.prepared import PreparedMedia
@@ -23,8 +23,9 @@ router = APIRouter()
 
 
 @router.post("/v1/chat/completions", openapi_extra=request_of(ChatRequest, CHAT_EXAMPLES), responses=STREAM_OR_JSON)
-async def chat_completions(gateway: GatewayDep, body: BodyDep) -> Response:
+async def chat_completions(request: Request) -> Response:
     """A chat answer, as one body or as a stream of chunks."""
+    gateway, body = gateway_of(request), await json_body(request)
     return await answered(
         gateway, body, lambda ready: _read(gateway, body, ready), lambda asked: _shown(gateway, asked)
     )

@@ -6,11 +6,11 @@ import time
 import uuid
 from collections.abc import Sequence
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from engine.wire.messages import Ready
-from server.deps import Body, BodyDep, Gateway, GatewayDep
+from server.deps import Body, Gateway, gateway_of, json_body
 from server.formats.completions import CompletionBody, CompletionStream, PromptShown
 from server.formats.json_pieces import Head, Wishes
 from server.prompt import ValidRequest
@@ -25,8 +25,9 @@ router = APIRouter()
 @router.post(
     "/v1/completions", openapi_extra=request_of(CompletionRequest, COMPLETION_EXAMPLES), responses=STREAM_OR_JSON
 )
-async def completions(gateway: GatewayDep, body: BodyDep) -> Response:
+async def completions(request: Request) -> Response:
     """Text that goes on from one prompt or several, as one body or as a stream of chunks."""
+    gateway, body = gateway_of(request), await json_body(request)
     return await answered(
         gateway,
         body,

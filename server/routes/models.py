@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse
 
-from server.deps import Gateway, GatewayDep
+from server.deps import Gateway, gateway_of
 from server.routes.api_page import ERRORS
 
 router = APIRouter()
@@ -16,14 +16,16 @@ _NAME_PARAMETER = {"name": "model", "in": "path", "required": True, "schema": {"
 
 
 @router.get("/v1/models", responses=ERRORS)
-async def models(gateway: GatewayDep) -> JSONResponse:
+async def models(request: Request) -> JSONResponse:
     """All names under which the model is served."""
+    gateway = gateway_of(request)
     return JSONResponse({"object": "list", "data": [_card(gateway, name) for name in gateway.settings.model_names]})
 
 
 @router.get("/v1/models/{model:path}", openapi_extra={"parameters": [_NAME_PARAMETER]}, responses=ERRORS)
-async def model(gateway: GatewayDep, request: Request) -> JSONResponse:
+async def model(request: Request) -> JSONResponse:
     """One of them; a name may hold slashes."""
+    gateway = gateway_of(request)
     name = request.path_params["model"]
     gateway.check_model(name)
     return JSONResponse(_card(gateway, name))

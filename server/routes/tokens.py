@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse
 
-from server.deps import Body, BodyDep, Gateway, GatewayDep
+from server.deps import Body, Gateway, gateway_of, json_body
 from server.errors import RequestError
 from server.media.prepared import PreparedMedia
 from server.routes.api_page import DETOKENIZE_EXAMPLES, ERRORS, TOKENIZE_EXAMPLES, request_of
@@ -19,8 +19,9 @@ router = APIRouter()
 
 
 @router.post("/tokenize", openapi_extra=request_of(TokenizeRequest, TOKENIZE_EXAMPLES), responses=ERRORS)
-async def tokenize(gateway: GatewayDep, body: BodyDep) -> JSONResponse:
+async def tokenize(request: Request) -> JSONResponse:
     """Token ids of `prompt`, or of chat `messages` as the model would see them."""
+    gateway, body = gateway_of(request), await json_body(request)
     ready = gateway.ready()
     asked = await body.run(lambda: _asked(gateway, body))
     media = None
@@ -40,18 +41,19 @@ async def tokenize(gateway: GatewayDep, body: BodyDep) -> JSONResponse:
 
 
 @router.post("/detokenize", openapi_extra=request_of(DetokenizeRequest, DETOKENIZE_EXAMPLES), responses=ERRORS)
-async def detokenize(gateway: GatewayDep, body: BodyDep) -> JSONResponse:
+async def detokenize(request: Request) -> JSONResponse:
     """Text of token ids, control tokens included."""
+    gateway, body = gateway_of(request), await json_body(request)
     ready = gateway.ready()
 
     def work() -> str:
-        request, _ = validated(DetokenizeRequest, body.fields(), body.refuse_unknown)
-        gateway.check_model(request.model)
-        if (greatest := max(request.tokens, default=0)) >= ready.vocab_size:
+        asked, _ = validated(DetokenizeRequest, body.fields(), body.refuse_unknown)
+        gateway.check_model(asked.model)
+        if (greatest := max(asked.tokens, default=0)) >= ready.vocab_size:
             raise RequestError(
                 "invalid_value", f"`tokens` must hold ids < {ready.vocab_size}, got {greatest}", "tokens"
             )
-        return gateway.prompts.text(request.tokens)
+        return gateway.prompts.text(asked.tokens)
 
     return JSONResponse({"prompt": await body.run(work)})
 

@@ -195,6 +195,7 @@ def test_the_queue_counts_sequences_and_not_requests(fields: dict[str, Any]) -> 
         assert_refused(gateway.complete(**fields), 429, "queue_full")
         permits[0].release()
         assert gateway.complete(**fields).status_code == 200
+        wait_until(lambda: gateway.admission.num_sequences == 14)
         answer = gateway.complete(n=19)
         assert "≤ 18 sequences at once, and this request alone has 19" in answer.json()["error"]["message"]
         assert_refused(answer, 429, "request_exceeds_queue")
