@@ -59,11 +59,17 @@ class ResponseParser:
         return self._reasoning is not None and self._reasoning.between
 
     def feed(self, text: str) -> list[Event]:
-        if not text:
-            return []
-        if self._tools is not None and (self._reasoning is None or self._reasoning.over):
-            return _clean(self._tools.feed(text))
-        return self._finished([TextDelta(text)] if self._reasoning is None else self._reasoning.feed(text))
+        if self._reasoning is not None and not self._reasoning.over:
+            return self._finished(self._reasoning.feed(text)) if text else []
+        if self._tools is not None:
+            return _clean(self._tools.feed(text)) if text else []
+        answer = without_marks(text)
+        return [TextDelta(answer)] if answer else []
+
+    @property
+    def answering(self) -> bool:
+        """All that is fed next is answer: text and calls."""
+        return self._reasoning is None or self._reasoning.over
 
     @property
     def complete_calls(self) -> bool:

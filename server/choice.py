@@ -53,6 +53,9 @@ class Choice:
         self._detokenizer = detokenizer
         self._tags = tags
         self._stops = StopStrings(request.stop) if request.stop else None
+        # Nothing can hold text of the answer back or cut it, and nothing is said about its tokens.
+        self._is_plain = self._stops is None and request.max_calls is None and request.sampling.logprobs is None
+        self._passes = self._is_plain and parser.answering
         self._parser = parser
         self._num_tokens = 0
         self._open = _Piece()
@@ -112,10 +115,10 @@ class Choice:
             return None
         delta = ChoiceDelta(
             index=self._index,
-            events=tuple(_joined(self._events)),
+            events=tuple(self._events if len(self._events) == 1 else _joined(self._events)),
             token_ids=tuple(self._token_ids),
             logprobs=None if self._request.sampling.logprobs is None else tuple(self._logprobs),
-            finish_reason=self._shown_reason(),
+            finish_reason=None if self.finish_reason is None else self._shown_reason(),
             prompt_logprobs=self._prompt_logprobs,
         )
         self._news = False
@@ -131,6 +134,9 @@ class Choice:
         self._num_tokens += 1
         self._token_ids.append(token)
         text = "" if silent else self._detokenizer.feed(token)
+        if self._passes and text and token not in self._tags:
+            self._events += self._parser.feed(text)
+            return
         piece = self._open
         piece.text += text
         piece.tag = self._tags.get(token)
@@ -177,6 +183,7 @@ class Choice:
         if piece.tag is not None and text.endswith(piece.tag):
             text = text.removesuffix(piece.tag) + marked(piece.tag)
         events = self._parser.feed(text)
+        self._passes = self._is_plain and self._parser.answering
         if (end := self._last_event(events)) is not None:
             self._end_behind_calls(events[: end + 1], piece)
             return

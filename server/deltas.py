@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+import msgspec
+
 from parsers.events import Event
 
 Part = Literal["text", "reasoning", "hidden"]
@@ -27,8 +29,7 @@ class TokenLogprob:
     part: Part = "text"  # hidden: in no text, such as the token that ended the turn
 
 
-@dataclass(frozen=True, slots=True)
-class ChoiceDelta:
+class ChoiceDelta(msgspec.Struct, frozen=True):
     """What is new in one choice; `finish_reason` comes with the last of each."""
 
     index: int

@@ -62,15 +62,15 @@ class RequestClock:
         self.record.model, self.record.stream, self.record.prompt_tokens = model, stream, prompt_tokens
 
     def delta(self, delta: ChoiceDelta) -> None:
-        if delta.token_ids:
+        if count := len(delta.token_ids):
             now_s = time.monotonic()
             last_s = self._last_s.get(delta.index)
-            if self.record.first_token_s is None:
+            if last_s is None and self.record.first_token_s is None:
                 self.record.first_token_s = now_s - self._began_s
                 self.metrics.first_token.observe(self.record.first_token_s)
             self._last_s[delta.index] = now_s
-            self._num_tokens += len(delta.token_ids)
-            self.metrics.tokens.add(len(delta.token_ids), None if last_s is None else now_s - last_s)
+            self._num_tokens += count
+            self.metrics.tokens.add(count, None if last_s is None else now_s - last_s)
         if delta.finish_reason is not None:
             reason = delta.finish_reason if delta.finish_reason in FINISH_REASONS else "stop"
             self.record.finish_reasons.append(reason)

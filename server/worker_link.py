@@ -12,9 +12,9 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -181,15 +181,16 @@ class WorkerLink:
 
     def _take(self, messages: Sequence[ToGateway]) -> None:
         for message in messages:
-            if isinstance(message, Beat):
+            if isinstance(message, Tokens):  # nearly all
+                if (submission := self._submissions.get(message.request_id)) is not None:
+                    submission.put(message)
+            elif isinstance(message, Beat):
                 self._take_beat(message)
             elif isinstance(message, Ready):
                 self._take_ready(message)
-            elif (submission := self._submissions.get(message.request_id)) is not None:
+            elif (submission := self._submissions.pop(message.request_id, None)) is not None:
                 submission.put(message)
-                if not isinstance(message, Tokens):
-                    del self._submissions[message.request_id]
-                    self.outstanding_tokens -= submission.cost
+                self.outstanding_tokens -= submission.cost
 
     def _take_ready(self, ready: Ready) -> None:
         """A new connection: whatever was asked through an earlier one is lost."""
@@ -284,8 +285,8 @@ class LinkSubmission:
         if not self._closed:
             self._mailbox.put(event)
 
-    async def receive(self) -> Sequence[Event]:
-        return await self._mailbox.receive()
+    def receive(self) -> Coroutine[Any, Any, Sequence[Event]]:
+        return self._mailbox.receive()
 
     def stop(self, index: int, num_tokens: int) -> None:
         self._link.send(Stop(self._wire_id, index, num_tokens))

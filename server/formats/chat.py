@@ -11,7 +11,15 @@ from typing import Any, NamedTuple
 
 from parsers.events import Event, ReasoningDelta, TextDelta, ToolArgs, ToolStart
 from server.deltas import ChoiceDelta, Done, TokenLogprob
-from server.formats.json_pieces import Head, Wishes, logprob_object, prompt_logprobs_object, quote, usage_object
+from server.formats.json_pieces import (
+    Head,
+    Wishes,
+    logprob_object,
+    prompt_logprobs_object,
+    quote,
+    quote_text,
+    usage_object,
+)
 from server.formats.sse import DONE
 
 
@@ -45,7 +53,7 @@ class ChatStream:
             # Nearly all deltas of nearly all streams: one piece of text between constant bytes.
             event, frame = delta.events[0], self._text_frames.get(delta.index)
             if type(event) is TextDelta and event.text and frame is not None:
-                return frame.before + quote(event.text).encode() + frame.after
+                return frame.before + quote_text(event.text).encode() + frame.after
         pieces = [piece for event in delta.events if (piece := self._piece(delta.index, event))]
         extra = self._extra(delta)
         if extra != _NO_EXTRA and not pieces:
@@ -92,9 +100,9 @@ class ChatStream:
 
     def _piece(self, index: int, event: Event) -> str:
         if isinstance(event, TextDelta):
-            return f'{{"content":{quote(event.text)}}}' if event.text else ""
+            return f'{{"content":{quote_text(event.text)}}}' if event.text else ""
         if isinstance(event, ReasoningDelta):
-            text = quote(event.text)
+            text = quote_text(event.text)
             return f'{{"reasoning_content":{text},"reasoning":{text}}}' if event.text else ""
         if isinstance(event, ToolStart):
             call = {
@@ -105,7 +113,7 @@ class ChatStream:
             }
             return f'{{"tool_calls":[{quote(call)}]}}'
         if isinstance(event, ToolArgs):
-            arguments = f'{{"index":{event.index},"function":{{"arguments":{quote(event.text)}}}}}'
+            arguments = f'{{"index":{event.index},"function":{{"arguments":{quote_text(event.text)}}}}}'
             return f'{{"tool_calls":[{arguments}]}}' if event.text else ""
         return ""
 

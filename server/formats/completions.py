@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from parsers.events import ReasoningDelta, TextDelta
 from server.deltas import ChoiceDelta, Done, TokenLogprob
-from server.formats.json_pieces import Head, Wishes, number, prompt_logprobs_object, quote, usage_object
+from server.formats.json_pieces import Head, Wishes, number, prompt_logprobs_object, quote, quote_text, usage_object
 from server.formats.sse import DONE
 
 
@@ -61,7 +61,7 @@ class CompletionStream:
             self._offsets[delta.index] += sum(len(token.token) for token in tokens)
         finish_reason = "null" if delta.finish_reason is None else quote(delta.finish_reason)
         return (
-            f'{self._head}{delta.index},"text":{quote(text)},"logprobs":{logprobs},'
+            f'{self._head}{delta.index},"text":{quote_text(text)},"logprobs":{logprobs},'
             f'"finish_reason":{finish_reason}{token_ids}}}]{self._tail}'
         ).encode()
 

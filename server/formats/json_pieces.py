@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from server.deltas import TokenLogprob, Usage
 
 quote = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+quote_text = json.encoder.encode_basestring  # the same for a string, which is nearly all there is to quote
 
 _LEAST = -9999.0  # JSON has no infinity
 

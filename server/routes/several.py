@@ -6,8 +6,9 @@ Knows nothing of what generates or of who reads.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import AsyncGenerator, Sequence
+
+import msgspec
 
 from server.deltas import ChoiceDelta, Done, Usage
 
@@ -33,7 +34,7 @@ async def side_by_side(parts: Sequence[Deltas], choices_each: int) -> Deltas:
             if isinstance(event, Done):
                 ends.append(event)
             else:
-                yield dataclasses.replace(event, index=place * choices_each + event.index)
+                yield msgspec.structs.replace(event, index=place * choices_each + event.index)
         yield _sum(ends)
     finally:
         for task in tasks:
