@@ -239,7 +239,7 @@ class Prompts:
             echo_text=echo_text,
             priority=request.priority,
             cache_salt=request.cache_salt,
-            keep_offsets=self._turn_ends(ids),
+            keep_offsets=self._end_of_system(ids),
         )
 
     def _without_calls(self, sampling: Sampling) -> Sampling:
@@ -248,13 +248,12 @@ class Prompts:
         masked = tuple((self.tokenizer.token_id(tag),) for tag in known)
         return msgspec.structs.replace(sampling, bad_words_ids=(*sampling.bad_words_ids, *masked))
 
-    def _turn_ends(self, ids: list[int]) -> tuple[int, ...]:
-        """Where another request is likely to go on: behind the system turn, and behind this prompt."""
+    def _end_of_system(self, ids: list[int]) -> tuple[int, ...]:
+        """Where another request is likely to go on, besides the end of this prompt, which the worker keeps anyway."""
         try:
-            behind_system = ids.index(self.tokenizer.token_id(END_OF_SYSTEM)) + 1
+            return (ids.index(self.tokenizer.token_id(END_OF_SYSTEM)) + 1,)
         except (KeyError, ValueError):
-            return (len(ids),)
-        return (behind_system, len(ids)) if behind_system < len(ids) else (len(ids),)
+            return ()
 
 
 def _token_limit(
