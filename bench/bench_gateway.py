@@ -1,12 +1,15 @@
 """What the gateway costs: CPU time per streamed event and time added to the first token, without any model.
 
-In one run beside a bare uvicorn+Starlette app that streams the very frames the gateway made, under the same load.
+In one run beside a bare uvicorn+Starlette app that streams the very frames the gateway made, under the same load. Added
+is the gateway's time to the first token, the wire and a worker that answers at once included, less the time to the
+bare app's first frame, which the gateway could not undercut.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import random
 import statistics
 import tempfile
@@ -17,17 +20,19 @@ import uvloop
 
 from bench.child import Child
 from bench.raw_client import Call, call
-from bench.report import ROOT, Row, console, keep, machine, show, spread
+from bench.report import ROOT, Row, console, keep, machine, p99, show, spread
 
 MODEL = ROOT / "models" / "dots3-note-tiny"
 PATH = "/v1/chat/completions"
 STREAMS = 64
 STEPS_PER_S = 50
 CPU_TARGET = 2.0  # times the bare app's
-FIRST_TOKEN_TARGET_MS = 3.0
+ADDED_TARGET_MS = 3.0
 _SETTLE_S = 0.5  # after the last stream began
 _PROBE_TOKENS = 2
 _RECORDED_TOKENS = 100
+
+_numbers = itertools.count(1)  # no two requests ask the same
 
 
 class Load(NamedTuple):
@@ -45,7 +50,7 @@ class Measured(NamedTuple):
 def body(tokens: int) -> dict[str, Any]:
     return {
         "model": MODEL.name,
-        "messages": [{"role": "user", "content": "Tell me about the boat, please."}],
+        "messages": [{"role": "user", "content": f"Tell me about boat {next(_numbers)}, please."}],
         "chat_template_kwargs": {"enable_thinking": False},
         "max_tokens": tokens,
         "ignore_eos": True,
@@ -104,15 +109,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="dots3-bench-") as folder:
         figures = _measure_both(Path(folder), load, flags.rounds)
     cpu, bare, ratio = figures["us_per_event"], figures["bare_us_per_event"], figures["cpu_ratio"]
-    first, first_bare = figures["first_token_ms_p50"], figures["bare_first_token_ms_p50"]
+    added = figures["added_ms_p50"]
     rows = [
         Row("gateway CPU per event", f"{cpu} µs"),
         Row("bare app CPU per event", f"{bare} µs"),
         Row("ratio", str(ratio), f"≤ {CPU_TARGET:g}", ratio.median <= CPU_TARGET),
-        Row("first token through the gateway, p50", f"{first} ms", f"≤ {FIRST_TOKEN_TARGET_MS:g} ms",
-            first.median <= FIRST_TOKEN_TARGET_MS),
+        Row("added to the first token, p50", f"{added} ms", f"≤ {ADDED_TARGET_MS:g} ms",
+            added.median <= ADDED_TARGET_MS),
+        Row("first token through the gateway, p50", f"{figures['first_token_ms_p50']} ms"),
         Row("the same, p99", f"{figures['first_token_ms_p99']} ms"),
-        Row("first frame of the bare app, p50", f"{first_bare} ms"),
+        Row("first frame of the bare app, p50", f"{figures['bare_first_token_ms_p50']} ms"),
     ]  # fmt: skip
     show(f"Gateway, {STREAMS} streams of {STEPS_PER_S} tokens/s, {facts['commit']}", rows)
     if not flags.draft:
@@ -143,21 +149,19 @@ def _measure_both(folder: Path, load: Load, rounds: int) -> dict[str, Any]:
 
 
 def _figures(mine: list[Measured], bare: list[Measured]) -> dict[str, Any]:
+    first, first_bare = ([statistics.median(one.first_token_ms) for one in side] for side in (mine, bare))
     return {
         "streams": STREAMS,
         "tokens_per_s_of_each": STEPS_PER_S,
         "us_per_event": spread([one.us_per_event for one in mine]),
         "bare_us_per_event": spread([one.us_per_event for one in bare]),
         "cpu_ratio": spread([one.us_per_event / other.us_per_event for one, other in zip(mine, bare, strict=True)]),
-        "first_token_ms_p50": spread([statistics.median(one.first_token_ms) for one in mine]),
-        "first_token_ms_p99": spread([_p99(one.first_token_ms) for one in mine]),
-        "bare_first_token_ms_p50": spread([statistics.median(one.first_token_ms) for one in bare]),
-        "bare_first_token_ms_p99": spread([_p99(one.first_token_ms) for one in bare]),
+        "added_ms_p50": spread([one - other for one, other in zip(first, first_bare, strict=True)]),
+        "first_token_ms_p50": spread(first),
+        "first_token_ms_p99": spread([p99(one.first_token_ms) for one in mine]),
+        "bare_first_token_ms_p50": spread(first_bare),
+        "bare_first_token_ms_p99": spread([p99(one.first_token_ms) for one in bare]),
     }
-
-
-def _p99(values: list[float]) -> float:
-    return sorted(values)[int(0.99 * len(values))]
 
 
 def _num_frames(calls: list[Call]) -> int:

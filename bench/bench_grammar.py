@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bench.report import ROOT, Row, console, keep, machine, show
+from bench.report import ROOT, Row, console, keep, machine, p99, show
 from engine.grammar.judging import Judge
 from engine.grammar.matcher import CompiledGrammar, Masks
 from engine.grammar.rules import grammar_text
@@ -141,7 +141,7 @@ def measure(case: Case, vocabulary: Vocabulary, judge: Judge) -> dict[str, Any]:
     return {
         "tokens": len(ids),
         "mask_ms_p50": float(np.percentile(times, 50)),
-        "mask_ms_p99": float(np.percentile(times, 99)),
+        "mask_ms_p99": p99(times),
         "mask_ms_most": max(times),
         "mask_ms_mean": statistics.fmean(times),
         "step_of_64_rows_ms_mean": statistics.fmean(of_steps(grammar, ids, masks)),

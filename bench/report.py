@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 import os
 import platform
 import statistics
@@ -39,6 +40,11 @@ class Spread(NamedTuple):
 
 def spread(values: Sequence[float]) -> Spread:
     return Spread(statistics.median(values), min(values), max(values), len(values))
+
+
+def p99(values: Sequence[float]) -> float:
+    """By nearest rank: the least value that 99 of 100 do not exceed."""
+    return sorted(values)[math.ceil(0.99 * len(values)) - 1]
 
 
 class Row(NamedTuple):
@@ -99,7 +105,7 @@ def _processor() -> str:
 def _commit() -> str:
     """With a mark where the measured code differs from it."""
     commit = _git("rev-parse", "--short", "HEAD")
-    changed = _git("status", "--porcelain", "--", "engine", "server", "parsers", "bench/*.py")
+    changed = _git("status", "--porcelain", "--", "engine", "server", "parsers", "multimodal", "bench/*.py")
     return f"{commit} with changes" if changed else commit
 
 
