@@ -16,7 +16,9 @@ from server.errors import RequestError, shown
 
 MAX_LEVELS = 201  # of nesting, the body's own object among them: the parser's limit
 _SHOWN_CHARS = 100
-_STRING_OR_MARK = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}:]', re.DOTALL)
+_EXPLAINED_BYTES = 1_000_000  # looking for what is wrong with a body costs more than reading it
+# Without a way back, which would be kept for each byte of a string and take a hundred times as much memory.
+_STRING_OR_MARK = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{}:]', re.DOTALL)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # A number that could overflow a double; only then is the parsed value searched for infinities.
 _MAYBE_HUGE = re.compile(rb"[0-9][eE]\+?[0-9]{2}|[0-9]{300}")
@@ -47,7 +49,7 @@ def _may_hold_huge(body: bytes) -> bool:
 
 def _explained(body: bytes, error: ValueError) -> RequestError:
     """Names the field where Python's laxer reader can still find it."""
-    if len(body) < 1_000_000:
+    if len(body) < _EXPLAINED_BYTES:
         try:
             fault = _first_fault(json.loads(body), "")
         except (ValueError, RecursionError):
@@ -55,7 +57,7 @@ def _explained(body: bytes, error: ValueError) -> RequestError:
         if fault is not None:
             return fault
     if str(error).startswith("recursion limit exceeded"):
-        field = _deepest_field(body)
+        field = _deepest_field(body) if len(body) < _EXPLAINED_BYTES else None
         what = "The request body" if field is None else f"`{field}`, with the body around it,"
         return RequestError("invalid_json", f"{what} must be nested ≤ {MAX_LEVELS} levels deep, got more", field)
     return RequestError("invalid_json", f"The request body is not valid JSON: {error}")

@@ -1,6 +1,7 @@
 """Request types: what is taken, and that everything else is refused with the field, the limit and the value."""
 
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -65,6 +66,18 @@ def test_nesting_is_bounded_with_the_limit_and_the_field_named() -> None:
         read_object(b'{"model": "m", "tools": ' + b"[" * 201 + b"]" * 201 + b"}")
     assert caught.value.message == "`tools`, with the body around it, must be nested ≤ 201 levels deep, got more"
     assert read_object(b'{"tools": ' + b"[" * 200 + b"]" * 200 + b"}")["tools"]
+
+
+def test_a_long_string_before_deep_nesting_costs_little_memory() -> None:
+    for length, field in ((500_000, "tools"), (2_000_000, None)):
+        body = b'{"model": "' + b"x" * length + rb'\"\\", "tools": ' + b"[" * 300 + b"]" * 300 + b"}"
+        tracemalloc.start()
+        with pytest.raises(RequestError, match="must be nested") as caught:
+            read_object(body)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert caught.value.param == field
+        assert peak_bytes < 4 * length
 
 
 def test_large_exponents_in_text_and_small_numbers_are_no_fault() -> None:
