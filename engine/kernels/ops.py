@@ -17,7 +17,7 @@ from engine.reference.choose_experts import choose_experts
 from engine.reference.fp8_gemm import Fp8Experts, Fp8Weight
 from engine.reference.fp8_quant import Normed, Quantised
 from engine.reference.gate import gate
-from engine.reference.index_write import IndexAddresses, IndexCache, index_write
+from engine.reference.index_write import IndexAddresses, IndexCache, index_read, index_write
 from engine.reference.indexer_logits import indexer_logits
 from engine.reference.kv_write import kv_write
 from engine.reference.latent import LatentCache
@@ -93,6 +93,7 @@ class SingleOps(NamedTuple):
     """What a step of one new token of one sequence is made of, beside plain products (`engine.model.single`)."""
 
     choose_experts: Callable[[Any, Any, Routing], tuple[Any, Any]]  # NumPy's arrays
+    index_read: Callable[[IndexCache, IndexAddresses], Tensor]
 
 
 class Ops(NamedTuple):
@@ -132,7 +133,7 @@ _REFERENCE = Ops(
     topk_select=topk_select,
     moe_route=moe_route,
     moe_gemm=moe_gemm,
-    single=SingleOps(choose_experts),
+    single=SingleOps(choose_experts, index_read),
 )
 
 

@@ -5,27 +5,18 @@ Scores are fp32. Where a sequence is no longer than top-k nothing is scored, but
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch.nn.functional as F
 from torch import Tensor
 
 from engine.config.model import ModelConfig
-from engine.kernels.ops import IndexAddresses, IndexCache, IndexKeys, Ops, RowList
+from engine.kernels.ops import IndexCache, IndexKeys, Ops, RowList
 from engine.model.blocks import Weights
 from engine.model.linear import Linear, Part, Rows
 from engine.model.paged_decode import PagedDecode
+from engine.model.single_indexer import IndexerWeights, KeyNorm, SingleIndexer
 from engine.model.step import Decode, GroupStep, Prefill
 
 _NORM_EPS = 1e-6
-
-
-class KeyNorm(NamedTuple):
-    """The layer norm of index keys."""
-
-    weight: Tensor  # fp32 [width]
-    bias: Tensor
-    eps: float
 
 
 class Indexer:
@@ -35,7 +26,7 @@ class Indexer:
         self._ops = ops
         heads, width = config.indexer.heads, config.indexer.width
         self._wq_b = Linear(weights, [Part(f"{prefix}.wq_b.weight", heads * width)], config.dsa.q_rank, ops)
-        self.key_norm = KeyNorm(
+        self._key_norm = KeyNorm(
             weights.take_float(f"{prefix}.k_norm.weight", width),
             weights.take_float(f"{prefix}.k_norm.bias", width),
             _NORM_EPS,
@@ -46,13 +37,9 @@ class Indexer:
         """projected: [tokens, width], the layer's input through `wk`."""
         assert step.index_write is not None
         width = self._config.width
-        keys = F.layer_norm(projected.float(), (width,), *self.key_norm)
+        keys = F.layer_norm(projected.float(), (width,), *self._key_norm)
         self._ops.rotate(keys[:, : self._rope].unsqueeze(1), step.turns)
-        self.write_keys(keys, cache, step.index_write)
-
-    def write_keys(self, keys: Tensor, cache: IndexCache, addresses: IndexAddresses) -> None:
-        """keys: fp32 [tokens, width], normed and turned."""
-        self._ops.index_write(keys, cache, addresses)
+        self._ops.index_write(keys, cache, step.index_write)
 
     def choose_decode(
         self, q_latent: Tensor, projected: Tensor, cache: IndexCache, turns: Tensor, decode: Decode
@@ -84,9 +71,16 @@ class Indexer:
         chosen = self._ops.topk_select(scores.squeeze(0), self._config.top_k)
         return RowList(prefill.addresses[chosen], prefill.bias)
 
+    def single(self, products: Tensor, q_latent: Tensor) -> SingleIndexer:
+        """The same for one new token of one sequence, where all weights are plain and fp32."""
+        config, wq_b = self._config, self._wq_b.plain
+        assert wq_b is not None
+        weights = IndexerWeights(wq_b, self._key_norm, config.heads, self._rope, config.top_k, self._scale)
+        return SingleIndexer(weights, products, q_latent, self._ops)
+
     def new_keys(self, projected: Tensor, cache: IndexCache) -> IndexKeys:
         """projected: [tokens, width], the layer's input through `wk`."""
-        return IndexKeys(projected, *self.key_norm, cache)
+        return IndexKeys(projected, *self._key_norm, cache)
 
     def raw_queries(self, q_latent: Rows) -> Tensor:
         """[tokens, heads, width], not turned yet."""

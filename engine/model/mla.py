@@ -94,7 +94,10 @@ class Attention:
         assert first is not None
         assert last is not None
         weights = AttentionWeights(first, self._norm, q_b, self._absorbed_q_b, self._key_up, self._value_up, last)
-        return SingleAttention(weights, self._geometry, self._indexer, buffers)
+        indexer = None
+        if self._indexer is not None:
+            indexer = self._indexer.single(buffers.index_products, buffers.q_latent)
+        return SingleAttention(weights, self._geometry, indexer, buffers)
 
     def decode(self, residual: Tensor, x: Tensor | Normed, step: PagedDecode, cache: LayerCache) -> Tensor:
         """The same for a step of decodes alone, with rows found by the kernels."""

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from engine.config.model import LayerKind, ModelConfig
-from engine.kernels.ops import Norm
+from engine.kernels.ops import IndexAddresses, Norm
 from engine.model.context import ForwardContext
 from engine.model.kv_pool import KvPool, PoolPart
-from engine.model.single_attention import Buffers, RowNorm, SingleAttention, SingleCache, SingleIndex, SingleStep
+from engine.model.single_attention import Buffers, RowNorm, SingleAttention, SingleCache, SingleStep
+from engine.model.single_indexer import SingleIndex
 from engine.model.single_mlp import SingleMlp, SingleMoe
-from engine.model.step import dsa_step
 
 
 class SingleLayer(NamedTuple):
@@ -76,7 +76,6 @@ class SingleToken:
         self._layers = layers
         self._buffers = buffers
         (self._norm,) = RowNorm.each(norm)
-        self._turns = turns
         self._turned = {kind: table.numpy() for kind, table in turns.items()}
         self._hidden, self._x = torch.empty(1, config.hidden), torch.empty(1, config.hidden)
         self._row, self._normed = self._hidden.numpy()[0], self._x.numpy()[0]
@@ -107,17 +106,19 @@ class SingleToken:
         return torch.from_numpy(out).unsqueeze(0)
 
     def _dsa_step(self, ctx: ForwardContext, pool: KvPool) -> SingleStep:
-        length = ctx.seq_lens[0]
+        length, table, slot = ctx.seq_lens[0], ctx.dsa_table, ctx.dsa_slots
         top_k = self._config.indexer.top_k
-        rows = self._dsa_places.between(ctx.dsa_table, 0, length)
+        rows = self._dsa_places.between(table, 0, length)
         self._buffers["dsa"].see(min(length, top_k))
-        write = pool.index_addresses(lambda part: part.of_slots(ctx.dsa_slots)) if pool.index_scale else None
-        decode = turns = None
+        write = pool.index_addresses(lambda part: part.of_slots(slot)) if self._scale_places is not None else None
+        keys = None
         if length > top_k:
-            step = dsa_step(ctx, pool, self._config, self._turns["dsa"].index_select(0, ctx.positions).unsqueeze(1))
-            decode, turns = step.decode, step.turns
-        index = SingleIndex(self._key_places.of_slot(ctx.dsa_slots), write, decode, turns)
-        return SingleStep(self._turned["dsa"][length - 1], self._dsa_places.of_slot(ctx.dsa_slots), rows, index)
+            scales = None
+            if self._scale_places is not None:
+                scales = self._scale_places.between(table, 0, length).unsqueeze(0)
+            keys = IndexAddresses(self._key_places.between(table, 0, length).unsqueeze(0), scales)
+        index = SingleIndex(self._key_places.of_slot(slot), write, keys)
+        return SingleStep(self._turned["dsa"][length - 1], self._dsa_places.of_slot(slot), rows, index)
 
     def _swa_step(self, ctx: ForwardContext) -> SingleStep:
         length = ctx.seq_lens[0]
@@ -132,6 +133,7 @@ class SingleToken:
         self._pool = pool
         self._dsa_places, self._swa_places = _Places(pool.dsa_latent), _Places(pool.swa_latent)
         self._key_places = _Places(pool.index_key)
+        self._scale_places = None if pool.index_scale is None else _Places(pool.index_scale)
         self._caches = [self._cache(pool, layer) for layer in self._layers]
 
     def _cache(self, pool: KvPool, layer: SingleLayer) -> SingleCache:

@@ -10,17 +10,12 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from engine.config.geometry import Geometry
-from engine.kernels.ops import IndexAddresses, IndexCache, Norm
-from engine.model.indexer import Indexer, KeyNorm
-from engine.model.step import Decode
-
-Floats = npt.NDArray[np.float32]
-Turns = npt.NDArray[np.complex64]
+from engine.kernels.ops import IndexCache, Norm
+from engine.model.single_indexer import Floats, SingleIndex, SingleIndexer, Turns
 
 
 class AttentionWeights(NamedTuple):
@@ -50,16 +45,7 @@ class SingleStep(NamedTuple):
     turned: Turns  # [rope / 2], of the token's position
     address: int  # of its row
     rows: Tensor  # int64 [rows], addresses of what it may see; all of the past where the indexer chooses
-    indexer: SingleIndex | None
-
-
-class SingleIndex(NamedTuple):
-    """For the indexer."""
-
-    address: int  # of the new key
-    write: IndexAddresses | None  # the same for coded keys
-    decode: Decode | None  # where it has to choose
-    turns: Tensor | None  # complex64 [1, 1, rope / 2], as it wants them
+    indexed: SingleIndex | None
 
 
 class RowNorm:
@@ -83,29 +69,6 @@ class RowNorm:
         factor = (float(x.dot(x)) / self._width + self._eps) ** -0.5
         np.multiply(x, self._weight, out)
         np.multiply(out, factor, out)
-
-
-class IndexKey:
-    """The layer norm and the rotation of a new index key."""
-
-    def __init__(self, norm: KeyNorm, products: Floats, rope: int) -> None:
-        self._weight, self._bias, self._eps = norm.weight.numpy(), norm.bias.numpy(), norm.eps
-        self._width = len(self._weight)
-        self._projected = products[: self._width]
-        self._means = np.full(self._width, 1 / self._width, np.float32)
-        self._key = np.empty(self._width, np.float32)
-        self._pairs = self._key[:rope].view(np.complex64)
-
-    def __call__(self, turned: Turns) -> Floats:
-        """Overwritten by the next call."""
-        key = self._key
-        np.subtract(self._projected, self._projected.dot(self._means), key)
-        factor = (float(key.dot(key)) / self._width + self._eps) ** -0.5
-        np.multiply(key, self._weight, key)
-        np.multiply(key, factor, key)
-        np.add(key, self._bias, key)
-        np.multiply(self._pairs, turned, self._pairs)
-        return key
 
 
 class Buffers:
@@ -158,15 +121,12 @@ class Buffers:
 
 
 class SingleAttention:
-    def __init__(self, weights: AttentionWeights, g: Geometry, indexer: Indexer | None, buffers: Buffers) -> None:
+    def __init__(self, weights: AttentionWeights, g: Geometry, indexer: SingleIndexer | None, buffers: Buffers) -> None:
         self._weights = weights
         self._buffers = buffers
         self._norms = RowNorm.each(weights.norm)
         self._scale = g.softmax_scale
         self._indexer = indexer
-        self._index_key = None
-        if indexer is not None:
-            self._index_key = IndexKey(indexer.key_norm, buffers.index_products.numpy()[0], g.rope)
 
     def add_to(self, hidden: Tensor, x: Tensor, step: SingleStep, cache: SingleCache) -> None:
         """hidden: [1, hidden], grows by what attention gives; x: the same, normed."""
@@ -176,8 +136,11 @@ class SingleAttention:
             norm(stretch, stretch)
         np.multiply(own.key_pairs, step.turned, own.key_pairs)
         cache.latent_rows[step.address] = own.latent_row
-        if self._index_key is not None:
-            self._write_key(self._index_key(step.turned), step, cache)
+        if self._indexer is not None:
+            assert step.indexed is not None
+            assert cache.keys is not None
+            assert cache.key_rows is not None
+            self._indexer.write(step.turned, step.indexed, cache.keys, cache.key_rows)
         self._make_queries(step.turned)
         torch.index_select(cache.latent, 0, self._listed(step, cache), out=own.rows)
         torch.addmm(own.scores, own.q, own.keys, beta=0, alpha=self._scale, out=own.scores)
@@ -198,26 +161,10 @@ class SingleAttention:
             np.copyto(own.q_rotary, own.raw_rotary)
         np.multiply(own.q_pairs, turned, own.q_pairs)
 
-    def _write_key(self, key: Floats, step: SingleStep, cache: SingleCache) -> None:
-        assert step.indexer is not None
-        assert cache.keys is not None
-        if step.indexer.write is None:
-            assert cache.key_rows is not None
-            cache.key_rows[step.indexer.address] = key
-        else:
-            assert self._indexer is not None
-            self._indexer.write_keys(torch.from_numpy(key).unsqueeze(0), cache.keys, step.indexer.write)
-
     def _listed(self, step: SingleStep, cache: SingleCache) -> Tensor:
         """Addresses of the rows that the token attends to."""
-        if step.indexer is None or step.indexer.decode is None:
+        if step.indexed is None or step.indexed.keys is None:
             return step.rows
         assert self._indexer is not None
         assert cache.keys is not None
-        assert step.indexer.turns is not None
-        own = self._buffers
-        projected = own.index_products[:, len(self._indexer.key_norm.weight) :]
-        chosen = self._indexer.choose_decode(
-            own.q_latent, projected, cache.keys, step.indexer.turns, step.indexer.decode
-        )
-        return chosen.addresses.view(-1)
+        return step.rows.index_select(0, self._indexer.choose(step.turned, step.indexed.keys, cache.keys))

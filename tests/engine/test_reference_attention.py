@@ -156,7 +156,9 @@ def test_top_k_takes_the_lower_position_of_equal_scores(k: int) -> None:
     scores = torch.randint(-1, 2, (60, 12)).float()
     scores[0] = 0.0
     scores[1] = torch.tensor([0.0, -0.0] * 6)
-    assert topk_select(scores, k).tolist() == [chosen_by_hand(row, k) for row in scores.tolist()]
+    expected = [chosen_by_hand(row, k) for row in scores.tolist()]
+    assert topk_select(scores, k).tolist() == expected
+    assert [topk_select(row.unsqueeze(0), k).tolist() for row in scores] == [[ids] for ids in expected]
 
 
 @pytest.mark.parametrize("visible", [1, 2, 7, 9])
@@ -165,7 +167,7 @@ def test_top_k_takes_all_visible_positions_before_any_other(visible: int) -> Non
     scores[:, visible:] = NEG
     chosen = topk_select(scores, 7)
     for row, ids in zip(scores.tolist(), chosen.tolist(), strict=True):
-        assert ids == chosen_by_hand(row, 7)
+        assert ids == chosen_by_hand(row, 7) == topk_select(torch.tensor([row]), 7)[0].tolist()
         if visible <= 7:
             assert ids[:visible] == list(range(visible))
 

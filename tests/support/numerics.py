@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from engine.config.model import ModelConfig
-from engine.kernels.ops import Ops, Routing, SingleOps
+from engine.kernels.ops import Ops, Routing
 from engine.reference.choose_experts import choose_experts
 
 NEAR_TIE = 1e-5
@@ -100,7 +100,8 @@ class ForcedChoices:
         self._route = ops.moe_route
         self._key_calls: Iterator[Tensor] = iter(())
         self._expert_calls: Iterator[Tensor] = iter(())
-        single = SingleOps(self._choose_experts)
+        assert ops.single is not None
+        single = ops.single._replace(choose_experts=self._choose_experts)
         self.ops = ops._replace(topk_select=self._topk_select, moe_route=self._moe_route, single=single)
 
     def next_step(self, stretches: Sequence[Stretch], num_decodes: int) -> None:
