@@ -53,14 +53,15 @@ def weight_bytes(parts: list[PartSize], dtype: str) -> int:
 
 def parts_of_rank(parts: list[PartSize], share: RankShare) -> list[PartSize]:
     """What one rank holds: its share of the text model; of the encoders, which divide pictures and sounds, all."""
-    text = text_weights(share.config, share.experts)
+    text = text_weights(share.config, share.experts, share.head_rows)
     return [part._replace(num_weights=text) if part.name == TEXT_MODEL else part for part in parts]
 
 
-def text_weights(config: ModelConfig, held_experts: int | None = None) -> int:
-    """`held_experts`: of each layer, None: all that the router chooses among."""
+def text_weights(config: ModelConfig, held_experts: int | None = None, head_rows: int | None = None) -> int:
+    """`held_experts`: of each layer, None: all that the router chooses among. `head_rows`: None: the vocabulary."""
     experts = config.moe.experts if held_experts is None else held_experts
-    embeddings = config.vocab_size * config.hidden * (1 if config.tied_embeddings else 2)
+    head = 0 if config.tied_embeddings else config.hidden * (config.vocab_size if head_rows is None else head_rows)
+    embeddings = config.vocab_size * config.hidden + head
     layers = sum(
         2 * config.hidden
         + _attention(config.geometry(kind), config.hidden)

@@ -221,6 +221,9 @@ def _per_worker(workers: Iterable[WorkerHealth]) -> Iterator[Metric]:
     waiting = GaugeMetricFamily("dots3_worker_requests_waiting", "Requests that wait there", labels=labels)
     queries = CounterMetricFamily("dots3_worker_prefix_cache_queries", "Prompt tokens looked up", labels=labels)
     hits = CounterMetricFamily("dots3_worker_prefix_cache_hits", "Prompt tokens found", labels=labels)
+    experts = CounterMetricFamily(
+        "dots3_worker_expert_tokens", "Pairs of token and expert of each rank", labels=["worker", "rank"]
+    )
     restarts = CounterMetricFamily("dots3_worker_restarts", "Times that a worker was started again", labels=[])
     total = 0
     for worker in workers:
@@ -231,6 +234,8 @@ def _per_worker(workers: Iterable[WorkerHealth]) -> Iterator[Metric]:
             waiting.add_metric([worker.name], beat.waiting)
             queries.add_metric([worker.name], beat.prefix_queries)
             hits.add_metric([worker.name], beat.prefix_hits)
+            for rank, load in enumerate(beat.expert_load):
+                experts.add_metric([worker.name, str(rank)], load)
         total += worker.restarts
     restarts.add_metric([], total)
-    yield from (up, outstanding, running, waiting, queries, hits, restarts)
+    yield from (up, outstanding, running, waiting, queries, hits, experts, restarts)

@@ -122,8 +122,6 @@ _FIELDS = {field.name: field for field in dataclasses.fields(Settings)}
 _ONLY_YET: dict[str, tuple[Any, ...]] = {
     "quantization": ("auto", "none"),
     "kv_cache_dtype": ("auto",),
-    "tensor_parallel_size": (1,),
-    "enable_expert_parallel": (False,),
     "attention_data_parallel": (False,),
     "speculative_tokens": (0,),
     "engine": ("native",),

@@ -32,6 +32,10 @@ def worker_command(settings: Settings, name: str, folder: Path) -> list[str]:
     for option in _PASSED_ON:
         if (value := getattr(settings, option)) is not None:
             command += [_flag(option), str(value)]
+    if settings.tensor_parallel_size > 1:
+        command += [_flag("tensor_parallel_size"), str(settings.tensor_parallel_size)]
+    if settings.enable_expert_parallel:
+        command.append(_flag("enable_expert_parallel"))
     return [*command, _flag("enable_prefix_caching" if settings.enable_prefix_caching else "no_enable_prefix_caching")]
 
 

@@ -31,6 +31,8 @@ class EngineConfig:
     cache_bytes: int | None = None  # None: from the free memory
     gpu_memory_utilization: float = 0.9
     enable_prefix_caching: bool = True
+    tensor_parallel_size: int = 1  # ranks that share every layer
+    enable_expert_parallel: bool = False  # each of them holds whole experts
     seed: int = 0  # of requests that bring none
 
     @classmethod
@@ -51,7 +53,7 @@ class EngineConfig:
                 raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}, got {value!r}")
         for name in (
             *("page_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "cache_bytes"),
-            *("max_encoder_tokens", "encoder_cache_bytes"),
+            *("max_encoder_tokens", "encoder_cache_bytes", "tensor_parallel_size"),
         ):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")

@@ -136,8 +136,10 @@ def _weighted_sum(
     total = tl.zeros((BLOCK,), tl.float32)
     for choice in tl.static_range(CHOSEN):
         pair = token * CHOSEN + choice
-        output = tl.load(outputs + pair * HIDDEN + column, mask=inside, other=0.0).to(tl.float32)
-        total += tl.load(weights + pair) * output
+        weight = tl.load(weights + pair)  # 0: of an expert that is elsewhere, and nothing was written
+        written = inside & (tl.broadcast_to(weight, (BLOCK,)) != 0.0)
+        output = tl.load(outputs + pair * HIDDEN + column, mask=written, other=0.0).to(tl.float32)
+        total += weight * output
     total = narrow(total, out).to(tl.float32)
     total += tl.load(residual + token * HIDDEN + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + token * HIDDEN + column, narrow(total, out), mask=inside)

@@ -20,34 +20,41 @@ from engine.model.mla import Attention, LayerCache
 from engine.model.mlp import DenseMlp
 from engine.model.moe import MoeMlp
 from engine.model.paged_decode import PagedDecode, dsa_decode, swa_decode
+from engine.model.ranks import Ranks
 from engine.model.single import SingleLayer, SingleToken, buffers_of
 from engine.model.single_attention import Buffers, RowNorm
 from engine.model.step import GroupStep, dsa_step, swa_step
 
 
 class Layer:
-    def __init__(self, weights: Weights, index: int, config: ModelConfig, ops: Ops) -> None:
+    def __init__(self, weights: Weights, index: int, config: ModelConfig, ops: Ops, ranks: Ranks | None = None) -> None:
         prefix = f"model.layers.{index}"
         self.kind: LayerKind = config.layer_types[index]
         self.place = config.layer_types[:index].count(self.kind)  # among the layers of its kind
         self._ops = ops
+        self._ranks = ranks
         self._coded = config.fp8 and ops.fp8 is not None and config.hidden % FP8_TILE == 0
         self._attention_norm = _norm(weights, f"{prefix}.input_layernorm.weight", config)
         self._attention = Attention(weights, f"{prefix}.self_attn", config, self.kind, ops)
         self._mlp_norm = _norm(weights, f"{prefix}.post_attention_layernorm.weight", config)
         self._mlp: DenseMlp | MoeMlp
         if config.moe_layers[index]:
-            self._mlp = MoeMlp(weights, f"{prefix}.mlp", config, ops)
+            self._mlp = MoeMlp(weights, f"{prefix}.mlp", config, ops, None if ranks is None else ranks.experts)
         else:
             self._mlp = DenseMlp(weights, f"{prefix}.mlp", config.hidden, config.inter, ops)
 
     def forward(self, hidden: Tensor, step: GroupStep | PagedDecode, cache: LayerCache) -> Tensor:
         x = self._normed(hidden, self._attention_norm)
+        residual = hidden if self._ranks is None else self._ranks.residual(hidden)
         if isinstance(step, PagedDecode):
-            hidden = self._attention.decode(hidden, x, step, cache)
+            hidden = self._attention.decode(residual, x, step, cache)
         else:
-            hidden = self._attention.add_to(hidden, x, step, cache)
-        return self._mlp.add_to(hidden, self._normed(hidden, self._mlp_norm))
+            hidden = self._attention.add_to(residual, x, step, cache)
+        if self._ranks is None:
+            return self._mlp.add_to(hidden, self._normed(hidden, self._mlp_norm))
+        hidden = self._ranks.summed(hidden)
+        x = self._normed(hidden, self._mlp_norm)
+        return self._ranks.summed(self._mlp.add_to(self._ranks.residual(hidden), x))
 
     def single(self, buffers: Buffers) -> SingleLayer:
         (attention_norm,), (mlp_norm,) = RowNorm.each(self._attention_norm), RowNorm.each(self._mlp_norm)
@@ -68,21 +75,33 @@ def _norm(weights: Weights, name: str, config: ModelConfig) -> Norm:
 class TextModel:
     """Runs in inference mode: what it returns is not for autograd."""
 
-    def __init__(self, weights: Weights, config: ModelConfig, ops: Ops, max_positions: int | None = None) -> None:
+    def __init__(
+        self,
+        weights: Weights,
+        config: ModelConfig,
+        ops: Ops,
+        max_positions: int | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
+        """One of several `ranks` has a config with its own widths."""
         self.config = config
         self._ops = ops
+        self._ranks = ranks
         self._embedding = weights.take("model.embed_tokens.weight", config.vocab_size, config.hidden)
-        self._layers = [Layer(weights, index, config, ops) for index in range(config.num_layers)]
+        self._layers = [Layer(weights, index, config, ops, ranks) for index in range(config.num_layers)]
         self._norm = _norm(weights, "model.norm.weight", config)
-        head = self._embedding
-        if not config.tied_embeddings:
-            head = weights.take("lm_head.weight", config.vocab_size, config.hidden)
+        rows = range(config.vocab_size) if ranks is None else ranks.head
+        if config.tied_embeddings:
+            head = _rows(self._embedding, rows)
+        else:
+            head = weights.take("lm_head.weight", len(rows), config.hidden)
         self._head = turned(head)
         positions = max_positions or config.max_position_embeddings
         device = self._embedding.device
         self._dsa_turns = turns_table(config.dsa.theta, config.dsa.rope, positions, device)
         self._swa_turns = turns_table(config.swa.theta, config.swa.rope, positions, device)
-        self._single = self._make_single() if ops.single is not None and self.dtype == torch.float32 else None
+        alone = ranks is None and ops.single is not None and self.dtype == torch.float32
+        self._single = self._make_single() if alone else None
 
     @property
     def device(self) -> torch.device:
@@ -135,4 +154,10 @@ class TextModel:
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Final hidden states [rows, hidden] → fp32 [rows, vocab]."""
-        return torch.mm(hidden, self._head).float()
+        logits = torch.mm(hidden, self._head).float()
+        return logits if self._ranks is None else self._ranks.joined(logits)[:, : self.config.vocab_size]
+
+
+def _rows(weight: Tensor, rows: range) -> Tensor:
+    """Those beyond its end are zero."""
+    return F.pad(weight[rows.start : rows.stop], (0, 0, 0, max(0, rows.stop - max(rows.start, len(weight)))))

@@ -23,9 +23,11 @@ from torch import Tensor
 
 from engine.config.encoders import MediaConfig
 from engine.config.model import FP8_TILE, ModelConfig
+from engine.config.sharding import Cut, Cuts
 from engine.kernels.ops import AttentionSizes, Fp8Weight, IndexSizes, check_sizes, ops_for
 from engine.model.audio import AudioEncoder
 from engine.model.decoder import TextModel
+from engine.model.ranks import Ranks
 from engine.model.vision import PixelScale, VisionEncoder
 
 _INDEX = "model.safetensors.index.json"
@@ -39,13 +41,21 @@ class CheckpointError(ValueError):
 
 
 def load_model(
-    folder: Path, config: ModelConfig, device: torch.device, dtype: torch.dtype, max_positions: int | None = None
+    folder: Path,
+    config: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    max_positions: int | None = None,
+    ranks: Ranks | None = None,
 ) -> TextModel:
-    """`max_positions`: how long a sequence may get; by default as long as the model can."""
+    """`max_positions`: how long a sequence may get; by default as long as the model can. Of several `ranks`, this one's
+    part alone is read."""
     attention = tuple(AttentionSizes(g.kv_rank, g.nope, g.rope, g.value) for g in (config.dsa, config.swa))
     check_sizes(device, attention, IndexSizes(config.indexer.heads, config.indexer.width))
-    with Checkpoint(folder, config, device, dtype) as weights:
-        model = TextModel(weights, config, ops_for(device), max_positions)
+    cuts = None if ranks is None else Cuts(config, ranks.share, ranks.rank)
+    held = config if ranks is None else ranks.share.config
+    with Checkpoint(folder, config, device, dtype, cuts=cuts) as weights:
+        model = TextModel(weights, held, ops_for(device), max_positions, ranks)
         weights.check_all_taken()
     return model
 
@@ -85,8 +95,10 @@ class Checkpoint:
         device: torch.device,
         dtype: torch.dtype,
         passes_over: Callable[[str], bool] | None = None,
+        cuts: Cuts | None = None,
     ) -> None:
-        """`passes_over`: which names are of parts that are not loaded; by default those outside the text model."""
+        """`passes_over`: which names are of parts that are not loaded; by default those outside the text model. `cuts`:
+        of a rank that holds a part of each tensor; shapes are then asked for as the rank holds them."""
         self._folder = folder
         self._config = config
         self._device = device
@@ -96,7 +108,10 @@ class Checkpoint:
         self._tail_rope = _has_tail_rope(folder, metadata)
         self._open: dict[str, Any] = {}
         self._closing = ExitStack()
-        self._passes_over = passes_over or (lambda name: _is_passed_over(name, config))
+        self._cuts = cuts
+        self._passes_over = passes_over or (
+            lambda name: _is_passed_over(name, config) or (cuts is not None and cuts.is_of_others(name))
+        )
         known = sum(not self._passes_over(name) for name in self._files)
         self._progress = Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True)
         self._task = self._progress.add_task(f"loading {folder.name}", total=known)
@@ -120,13 +135,15 @@ class Checkpoint:
         return self._dtype
 
     def is_fp8(self, name: str) -> bool:
-        return name + _SCALE_SUFFIX in self._files and not (self._tail_rope and ".indexer." in name)
+        coded = name + _SCALE_SUFFIX in self._files and not (self._tail_rope and ".indexer." in name)
+        return coded and _keeps_tiles(self._cut_of(name))
 
     def take_fp8(self, name: str, *shape: int) -> Fp8Weight:
-        codes = self._read(name, shape)
+        cut = self._cut_of(name)
+        codes = self._read(name, shape, cut)
         if codes.dtype != torch.float8_e4m3fn:
             raise CheckpointError(f"{self._folder}: {name} must be float8_e4m3fn beside its scales, got {codes.dtype}")
-        scales = self._read(name + _SCALE_SUFFIX, _scale_shape(shape))
+        scales = self._read(name + _SCALE_SUFFIX, _scale_shape(shape, cut), _scale_cut(cut))
         return Fp8Weight.of(codes.to(self._device), scales.to(self._device, copy=True))
 
     def check_all_taken(self) -> None:
@@ -135,9 +152,11 @@ class Checkpoint:
             raise CheckpointError(f"{self._folder}: unexpected {_listed(unexpected)}")
 
     def _take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        tensor = self._read(name, shape)
+        cut = self._cut_of(name)
+        tensor = self._read(name, shape, cut)
         if tensor.dtype == torch.float8_e4m3fn:
-            tensor = _dequantised(tensor, self._read(name + _SCALE_SUFFIX, _scale_shape(shape)))
+            scale = self._read(name + _SCALE_SUFFIX, _scale_shape(shape, cut), _scale_cut(cut))
+            tensor = _dequantised(tensor, scale, cut)
         elif tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16):
             raise CheckpointError(f"{self._folder}: {name} is {tensor.dtype}, not a floating type that is supported")
         if self._tail_rope:
@@ -145,20 +164,24 @@ class Checkpoint:
         # Always a copy, so that no weight keeps a file mapped.
         return tensor.to(device=self._device, dtype=dtype, copy=True)
 
-    def _read(self, name: str, shape: tuple[int, ...]) -> Tensor:
+    def _cut_of(self, name: str) -> Cut | None:
+        return None if self._cuts is None else self._cuts.of(name)
+
+    def _read(self, name: str, shape: tuple[int, ...], cut: Cut | None) -> Tensor:
         if name not in self._left:
             near = [other for other in sorted(self._left) if other.rpartition(".")[0] == name.rpartition(".")[0]]
             hint = f"; beside it there is {_listed(near)}" if near else ""
             raise CheckpointError(f"{self._folder}: missing tensor {name}{hint}")
         file = self._files[name]
         try:
-            tensor: Tensor = self._handle(file).get_tensor(name)
+            tensor, whole = _part(self._handle(file), name, cut)
         except SafetensorError as error:
             raise CheckpointError(f"{self._folder / file}: {name} cannot be read: {error}") from error
-        if tuple(tensor.shape) != shape:
-            raise CheckpointError(
-                f"{self._folder / file}: {name} must have shape {list(shape)}, got {list(tensor.shape)}"
-            )
+        wanted = list(shape)
+        if cut is not None:
+            wanted[cut.dim] = cut.whole
+        if whole != wanted:
+            raise CheckpointError(f"{self._folder / file}: {name} must have shape {wanted}, got {whole}")
         self._left.remove(name)
         self._progress.advance(self._task)
         return tensor
@@ -207,14 +230,51 @@ def _leading_rope(name: str, tensor: Tensor, config: ModelConfig) -> Tensor:
     return by_head.roll(config.dsa.rope, dims=1).view_as(tensor)
 
 
-def _scale_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(-(-length // FP8_TILE) for length in shape)
+def _part(file: Any, name: str, cut: Cut | None) -> tuple[Tensor, list[int]]:
+    """Of a rank, of which no other byte is read; and the shape of the whole."""
+    if cut is None:
+        tensor: Tensor = file.get_tensor(name)
+        return tensor, list(tensor.shape)
+    stored = file.get_slice(name)
+    shape = list(stored.get_shape())
+    if cut.dim >= len(shape) or shape[cut.dim] != cut.whole:
+        return torch.empty(0), shape
+    start, end = min(cut.start, cut.whole), min(cut.start + cut.length, cut.whole)
+    part: Tensor = stored[start:end] if cut.dim == 0 else stored[:, start:end]
+    if end - start == cut.length:
+        return part, shape
+    padded = part.new_zeros(*shape[: cut.dim], cut.length, *shape[cut.dim + 1 :])
+    padded.narrow(cut.dim, 0, end - start).copy_(part)
+    return padded, shape
 
 
-def _dequantised(weight: Tensor, scale: Tensor) -> Tensor:
+def _scale_shape(shape: tuple[int, ...], cut: Cut | None) -> tuple[int, ...]:
+    tiles = [-(-length // FP8_TILE) for length in shape]
+    if (scales := _scale_cut(cut)) is not None:
+        tiles[scales.dim] = scales.length
+    return tuple(tiles)
+
+
+def _scale_cut(cut: Cut | None) -> Cut | None:
+    """Of the scales of all tiles that the part touches."""
+    if cut is None:
+        return None
+    first, end = cut.start // FP8_TILE, -(-(cut.start + cut.length) // FP8_TILE)
+    return Cut(cut.dim, first, end - first, -(-cut.whole // FP8_TILE))
+
+
+def _keeps_tiles(cut: Cut | None) -> bool:
+    """Whether the part has a scale wherever FP8 products look for one: every FP8_TILE from its own first row."""
+    if cut is None or cut.start % FP8_TILE == 0:
+        return True
+    return cut.start // FP8_TILE == (cut.start + cut.length - 1) // FP8_TILE
+
+
+def _dequantised(weight: Tensor, scale: Tensor, cut: Cut | None) -> Tensor:
     """fp32; each tile of rows and columns times its scale, tiles at the ends cut off."""
-    rows, columns = weight.shape
-    scale = scale.float().repeat_interleave(FP8_TILE, 0)[:rows].repeat_interleave(FP8_TILE, 1)[:, :columns]
+    for dim, length in enumerate(weight.shape):
+        first = cut.start % FP8_TILE if cut is not None and cut.dim == dim else 0
+        scale = scale.float().repeat_interleave(FP8_TILE, dim).narrow(dim, first, length)
     return weight.float() * scale
 
 

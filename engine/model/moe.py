@@ -10,21 +10,27 @@ from engine.kernels.ops import Experts, Fp8Experts, Fp8Weight, Normed, Ops, Rout
 from engine.model.blocks import Weights
 from engine.model.linear import plain_rows
 from engine.model.mlp import TEXT_PARTS, DenseMlp, MlpParts
+from engine.model.ranks import ExpertShare
 from engine.model.single_mlp import MoeWeights, SingleMoe
 
 
 class MoeMlp:
-    def __init__(self, weights: Weights, prefix: str, config: ModelConfig, ops: Ops) -> None:
+    def __init__(
+        self, weights: Weights, prefix: str, config: ModelConfig, ops: Ops, share: ExpertShare | None = None
+    ) -> None:
+        """`share`: of the experts, that this process has; the others add nothing here."""
         moe, hidden = config.moe, config.hidden
         self._ops = ops
         self._routing = Routing(moe.chosen, moe.groups, moe.chosen_groups, moe.normalise, moe.scale)
         self._router = weights.take_float(f"{prefix}.gate.weight", moe.experts, hidden)
         self._bias = weights.take_float(f"{prefix}.gate.e_score_correction_bias", moe.experts)
+        self._share = share
+        numbers = range(moe.experts) if share is None else share.held
         self._experts: Experts | Fp8Experts
-        if ops.fp8 is not None and _are_fp8(weights, f"{prefix}.experts", hidden, moe.inter):
-            self._experts = _take_fp8_experts(weights, f"{prefix}.experts", moe.experts, hidden, moe.inter)
+        if ops.fp8 is not None and _are_fp8(weights, f"{prefix}.experts.{numbers[0]}", hidden, moe.inter):
+            self._experts = _take_fp8_experts(weights, f"{prefix}.experts", numbers, hidden, moe.inter)
         else:
-            self._experts = take_experts(weights, f"{prefix}.experts", moe.experts, hidden, moe.inter)
+            self._experts = take_experts(weights, f"{prefix}.experts", numbers, hidden, moe.inter)
         self._shared = DenseMlp(weights, f"{prefix}.shared_experts", hidden, moe.shared_inter, ops)
 
     def single(self) -> SingleMoe:
@@ -37,49 +43,51 @@ class MoeMlp:
     def add_to(self, residual: Tensor, x: Tensor | Normed) -> Tensor:
         rows = plain_rows(x)
         ids, chosen_weights = self._ops.moe_route(rows, self._router, self._bias, self._routing)
+        if self._share is not None:
+            ids, chosen_weights = self._share.own(ids, chosen_weights)
         inputs = x.quantised if isinstance(x, Normed) and isinstance(self._experts, Fp8Experts) else rows
         with_routed = self._ops.moe_gemm(residual, inputs, ids, chosen_weights, self._experts)
         return self._shared.add_to(with_routed, x)
 
 
 def take_experts(
-    weights: Weights, prefix: str, experts: int, hidden: int, inter: int, parts: MlpParts = TEXT_PARTS
+    weights: Weights, prefix: str, experts: range, hidden: int, inter: int, parts: MlpParts = TEXT_PARTS
 ) -> Experts:
     """Filled expert by expert: there is never a second copy of all."""
     gate_up = down = None
-    for expert in range(experts):
+    for place, expert in enumerate(experts):
         gate = weights.take(f"{prefix}.{expert}.{parts.gate}.weight", inter, hidden)
         if gate_up is None or down is None:
-            gate_up = gate.new_empty(experts, hidden, 2 * inter)
-            down = gate.new_empty(experts, inter, hidden)
-        gate_up[expert, :, :inter] = gate.T
-        gate_up[expert, :, inter:] = weights.take(f"{prefix}.{expert}.{parts.up}.weight", inter, hidden).T
-        down[expert] = weights.take(f"{prefix}.{expert}.{parts.down}.weight", hidden, inter).T
+            gate_up = gate.new_empty(len(experts), hidden, 2 * inter)
+            down = gate.new_empty(len(experts), inter, hidden)
+        gate_up[place, :, :inter] = gate.T
+        gate_up[place, :, inter:] = weights.take(f"{prefix}.{expert}.{parts.up}.weight", inter, hidden).T
+        down[place] = weights.take(f"{prefix}.{expert}.{parts.down}.weight", hidden, inter).T
     assert gate_up is not None
     assert down is not None
     return Experts.of(gate_up, down)
 
 
 def _are_fp8(weights: Weights, prefix: str, hidden: int, inter: int) -> bool:
-    """All are as the first is."""
-    names = (f"{prefix}.0.{part}.weight" for part in TEXT_PARTS)
+    """All are as this one is."""
+    names = (f"{prefix}.{part}.weight" for part in TEXT_PARTS)
     return not hidden % FP8_TILE and not inter % FP8_TILE and all(map(weights.is_fp8, names))
 
 
-def _take_fp8_experts(weights: Weights, prefix: str, experts: int, hidden: int, inter: int) -> Fp8Experts:
+def _take_fp8_experts(weights: Weights, prefix: str, experts: range, hidden: int, inter: int) -> Fp8Experts:
     gate_up = down = None
-    for expert in range(experts):
+    for place, expert in enumerate(experts):
         gate, up, one_down = (
             weights.take_fp8(f"{prefix}.{expert}.{part}.weight", *shape)
             for part, shape in zip(TEXT_PARTS, ((inter, hidden), (inter, hidden), (hidden, inter)), strict=True)
         )
         if gate_up is None or down is None:
-            gate_up = _empty(gate, experts, 2 * inter, hidden)
-            down = _empty(one_down, experts, hidden, inter)
+            gate_up = _empty(gate, len(experts), 2 * inter, hidden)
+            down = _empty(one_down, len(experts), hidden, inter)
         for whole, first, second in zip(gate_up, gate, up, strict=True):
-            torch.cat([first, second], out=whole[expert])
+            torch.cat([first, second], out=whole[place])
         for whole, part in zip(down, one_down, strict=True):
-            whole[expert] = part
+            whole[place] = part
     assert gate_up is not None
     assert down is not None
     return Fp8Experts(gate_up, down)

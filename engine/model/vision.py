@@ -80,7 +80,7 @@ class _Moe:
         self._router = weights.take_float(f"{prefix}.gate_weight", experts, config.width)
         self._bias = weights.take_float(f"{prefix}.router_bias", experts)
         self._experts = take_experts(
-            weights, f"{prefix}.experts", experts, config.width, config.expert_inter, _PARTS
+            weights, f"{prefix}.experts", range(experts), config.width, config.expert_inter, _PARTS
         )  # fmt: skip
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:

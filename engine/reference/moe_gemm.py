@@ -26,7 +26,8 @@ class Experts(NamedTuple):
 
 
 def moe_gemm(residual: Tensor, x: Tensor, ids: Tensor, weights: Tensor, experts: Experts) -> Tensor:
-    """residual, x: [tokens, hidden]; ids, weights: [tokens, chosen] → residual + y."""
+    """residual, x: [tokens, hidden]; ids, weights: [tokens, chosen] → residual + y. An id beyond the experts is of one
+    that is elsewhere; its weight is 0."""
     if len(x) == 1 and x.dtype == torch.float32:
         return _one_token(residual, x, ids, weights, experts)
     tokens, hidden = x.shape
@@ -35,11 +36,14 @@ def moe_gemm(residual: Tensor, x: Tensor, ids: Tensor, weights: Tensor, experts:
     order = flat.argsort()
     inputs = x.index_select(0, torch.div(order, chosen, rounding_mode="floor"))
     inner = x.new_empty(len(flat), experts.gate_up.shape[2])
-    spans = _spans(torch.bincount(flat, minlength=len(experts.each)).tolist())
+    spans = _spans(torch.bincount(flat, minlength=len(experts.each)).tolist()[: len(experts.each)])
     for expert, start, end in spans:
         torch.mm(inputs[start:end], experts.each[expert][0], out=inner[start:end])
     active = silu_mul(inner)
     outputs = x.new_empty(len(flat), hidden)
+    end = spans[-1][2] if spans else 0
+    if end < len(flat):
+        outputs[end:] = 0
     for expert, start, end in spans:
         torch.mm(active[start:end], experts.each[expert][1], out=outputs[start:end])
     by_token = torch.empty_like(outputs).index_copy_(0, order, outputs).view(tokens, chosen, hidden).float()
@@ -49,7 +53,13 @@ def moe_gemm(residual: Tensor, x: Tensor, ids: Tensor, weights: Tensor, experts:
 
 def _one_token(residual: Tensor, x: Tensor, ids: Tensor, weights: Tensor, experts: Experts) -> Tensor:
     """fp32: each expert's output goes onto the sum, weighted already where it is narrow."""
-    chosen = [experts.each[expert] for expert in ids.view(-1).tolist()]
+    numbers = ids.view(-1).tolist()
+    if max(numbers) == len(experts.each):
+        here = [place for place, expert in enumerate(numbers) if expert < len(experts.each)]
+        if not here:
+            return residual.clone()
+        numbers, weights = [numbers[place] for place in here], weights[:, here]
+    chosen = [experts.each[expert] for expert in numbers]
     active = silu_mul(torch.cat([torch.mm(x, gate_up) for gate_up, _ in chosen])).mul_(weights.T)
     out = residual.clone()
     for row, (_, down) in zip(active.split_with_sizes([1] * len(chosen)), chosen, strict=True):

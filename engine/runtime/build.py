@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,12 +17,16 @@ import torch
 from engine.config.capacity import CapacityPlan, plan_capacity
 from engine.config.engine import EngineConfig
 from engine.config.model import ModelConfig
+from engine.model.decoder import TextModel
 from engine.model.kv_pool import KvPool
 from engine.model.load import load_model
+from engine.model.ranks import Ranks, least
 from engine.runtime.grammars import Grammars
 from engine.runtime.graphs import DecodeGraphs, GpuRecorder
 from engine.runtime.loop import Loop
-from engine.runtime.media import load_media
+from engine.runtime.media import LoadedMedia, load_media
+from engine.runtime.media_encoder import MediaEncoder
+from engine.runtime.parallel import LeadModel, Recorded, Team, join
 from engine.runtime.progress import Progress
 from engine.runtime.runner import Runner
 from engine.runtime.sampler import Sampler
@@ -33,9 +38,19 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 log = logging.getLogger(__name__)
 
 
+class Held(NamedTuple):
+    """What every rank has; where there is but one process, it."""
+
+    model: TextModel
+    plan: CapacityPlan
+    pool: KvPool
+    graphs: DecodeGraphs | None
+
+
 class Built(NamedTuple):
     loop: Loop
     ready: Ready
+    team: Team | None = None  # to be closed at the end
 
 
 def pick_device(wanted: str) -> str:
@@ -44,32 +59,61 @@ def pick_device(wanted: str) -> str:
     return wanted
 
 
-def build(folder: Path, engine: EngineConfig, worker_id: str) -> Built:
-    model_config = ModelConfig.from_folder(folder)
+def hold(folder: Path, engine: EngineConfig, ranks: Ranks | None = None, media: LoadedMedia | None = None) -> Held:
+    """Of several `ranks`, this one's part. `media`: what is loaded for them already."""
+    config = ModelConfig.from_folder(folder)
     device = torch.device(engine.device)
-    model = load_model(folder, model_config, device, _DTYPES[engine.dtype], engine.max_model_len)
-    media = load_media(folder, model_config, device, _DTYPES[engine.dtype])
-    kept_bytes = 0 if media is None else engine.encoder_cache_bytes
-    plan = plan_capacity(model_config, engine, max(0, _free_bytes(device) - kept_bytes))
-    log.info("%s in %s on %s\n%s", folder, engine.dtype, engine.device, plan.report())
-    sampler = Sampler(model_config.vocab_size, device, engine.seed)
-    # On a GPU a layer is done long after it was launched, so that there only whole steps tell of progress.
-    progress = Progress(only_steps=device.type != "cpu")
-    on_layer = progress.stamp if device.type == "cpu" else None
-    encoder = None if media is None else media.encoder(device, on_layer)
+    model = load_model(folder, config, device, _DTYPES[engine.dtype], engine.max_model_len, ranks)
+    free_bytes = max(0, _free_bytes(device) - (0 if media is None else engine.encoder_cache_bytes))
+    if ranks is not None:  # all of them must come to the same plan; on a CPU they share the memory
+        free_bytes = least(free_bytes, device) // (engine.tensor_parallel_size if engine.device == "cpu" else 1)
+    plan = plan_capacity(config, engine, free_bytes)
     pool = KvPool(plan, device)
     graphs = None
     if device.type == "cuda":
         graphs = DecodeGraphs(model, pool, plan, GpuRecorder())
         with torch.inference_mode():
             graphs.record_all()
-    runner = Runner(model, pool, plan, sampler, on_layer, encoder, graphs)
+    return Held(model, plan, pool, graphs)
+
+
+def build(folder: Path, engine: EngineConfig, worker_id: str, team: Team | None = None) -> Built:
+    """`team`: the other ranks, where the engine is to run on several."""
+    model_config = ModelConfig.from_folder(folder)
+    ranks = None if team is None else join(team.place)
+    device = torch.device(engine.device)
+    media = load_media(folder, model_config, device, _DTYPES[engine.dtype])
+    held = hold(folder, engine, ranks, media)
+    plan = held.plan
+    log.info("%s in %s on %s\n%s", folder, engine.dtype, engine.device, plan.report())
+    sampler = Sampler(model_config.vocab_size, device, engine.seed)
+    # On a GPU a layer is done long after it was launched, so that there only whole steps tell of progress.
+    progress = Progress(only_steps=device.type != "cpu")
+    on_layer = progress.stamp if device.type == "cpu" else None
+    encoder = None if media is None else media.encoder(device, on_layer)
+    runner = _runner(held, team, sampler, on_layer, encoder)
     _warm_up(runner, engine, plan)
     intake = None if media is None else media.intake(min(plan.encoder_cache_tokens, plan.max_model_len))
     support = None if intake is None else intake.support
     grammars = Grammars(folder, model_config.vocab_size)
-    loop = Loop(Scheduler(engine, plan), runner, model_config.vocab_size, progress, grammars, media=intake)
-    return Built(loop, _announcement(folder, engine, plan, model_config, worker_id, support))
+    count_experts = None if ranks is None or ranks.experts is None else ranks.experts.load
+    scheduler = Scheduler(engine, plan)
+    loop = Loop(scheduler, runner, model_config.vocab_size, progress, grammars, intake, count_experts)
+    return Built(loop, _announcement(folder, engine, plan, model_config, worker_id, support), team)
+
+
+def _runner(
+    held: Held,
+    team: Team | None,
+    sampler: Sampler,
+    on_layer: Callable[[], None] | None,
+    encoder: MediaEncoder | None,
+) -> Runner:
+    model, plan, pool, graphs = held
+    if team is None:
+        return Runner(model, pool, plan, sampler, on_layer, encoder, graphs)
+    recorded = None if graphs is None else Recorded(graphs.forward, team)
+    return Runner(LeadModel(model, team), pool, plan, sampler, on_layer, encoder, recorded)
 
 
 def _warm_up(runner: Runner, engine: EngineConfig, plan: CapacityPlan) -> None:

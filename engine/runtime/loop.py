@@ -85,8 +85,10 @@ class Loop:
         progress: Progress,
         grammars: GrammarCompiler | None = None,
         media: MediaIntake | None = None,
+        count_experts: Callable[[], tuple[int, ...]] | None = None,
     ) -> None:
-        """Without `grammars` every request that has one is refused, and so it is with `media`."""
+        """Without `grammars` every request that has one is refused, and so it is with `media`. `count_experts`: pairs
+        of token and expert by rank, for the beat."""
         self._scheduler = scheduler
         self._runner = runner
         self._vocab_size = vocab_size
@@ -97,6 +99,8 @@ class Loop:
         self._owners: dict[str, bytes] = {}  # of the living requests
         self._outgoing: defaultdict[bytes, list[Message]] = defaultdict(list)
         self._figures = scheduler.figures()
+        self._count_experts = count_experts
+        self._expert_load: tuple[int, ...] = ()
         self._busy = False
         self._stopping: Stopping | None = None
         self.draining = False  # told to gateways, and set from any thread
@@ -108,6 +112,7 @@ class Loop:
             self._busy,
             *self._figures,
             progress_deadline_s=self._progress.deadline_s,
+            expert_load=self._expert_load,
             draining=self.draining,
         )
 
@@ -205,6 +210,8 @@ class Loop:
             self._run(batch)
             self._busy = self._scheduler.has_work
         self._figures = self._scheduler.figures()
+        if self._count_experts is not None:
+            self._expert_load = self._count_experts()
         if not self._busy:
             self._runner.release_ended()
             return None

@@ -19,6 +19,7 @@ from engine.runtime.logprobs import token_logprobs
 from engine.runtime.loop import StepResult
 from engine.runtime.masks import MaskJobs
 from engine.runtime.media_encoder import MediaEncoder
+from engine.runtime.parallel import LeadModel, RanksError, Recorded
 from engine.runtime.sampler import Allowed, Sampler
 from engine.runtime.step_inputs import StepInputBuilder, StepInputs
 from engine.sched.batch import Scheduled, ScheduledBatch
@@ -31,13 +32,13 @@ _PROMPT_ROWS_AT_ONCE = 256  # bounds the logits [rows, vocab] in memory
 class Runner:
     def __init__(
         self,
-        model: TextModel,
+        model: TextModel | LeadModel,
         pool: KvPool,
         plan: CapacityPlan,
         sampler: Sampler,
         on_layer: Callable[[], None] | None,
         media: MediaEncoder | None = None,
-        graphs: DecodeGraphs | None = None,
+        graphs: DecodeGraphs | Recorded | None = None,
     ) -> None:
         """`on_layer` is called whenever the model has moved on by a layer. Without `media` there are only ids, without
         `graphs` steps of decodes alone are launched like any other."""
@@ -78,7 +79,9 @@ class Runner:
             del self._prompt_logprobs[request]
 
     def is_fatal(self, error: Exception) -> bool:
-        """A GPU that reported anything but a lack of memory goes on reporting it."""
+        """A GPU that reported anything but a lack of memory goes on reporting it; ranks that parted stay apart."""
+        if isinstance(error, RanksError):
+            return True
         return self._device.type == "cuda" and not isinstance(error, torch.OutOfMemoryError | ValueError)
 
     def _hidden(self, batch: ScheduledBatch, inputs: StepInputs) -> torch.Tensor:

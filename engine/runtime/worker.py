@@ -64,6 +64,8 @@ def serve(flags: argparse.Namespace, build: Callable[[argparse.Namespace], Built
         return 0 if built.loop.run(mailroom) else EXIT_FAILED
     finally:
         mailroom.close()
+        if built.team is not None:
+            built.team.close()
         if flags.parent_folder is not None and os.getppid() != flags.parent_pid:
             shutil.rmtree(flags.parent_folder, ignore_errors=True)
 
@@ -76,8 +78,10 @@ def build_engine(flags: argparse.Namespace) -> Built:
 
     from engine.runtime.build import build, pick_device
 
+    ranks = flags.tensor_parallel_size
     # One core is left to the gateway: where it takes turns with a thread of torch, all the others wait for that one.
-    torch.set_num_threads(flags.threads or max(1, len(os.sched_getaffinity(0)) - 1))
+    threads = flags.threads or max(1, (len(os.sched_getaffinity(0)) - 1) // ranks)
+    torch.set_num_threads(threads)
     engine = EngineConfig.for_device(
         pick_device(flags.device),  # type: ignore[arg-type]
         dtype=None if flags.dtype == "auto" else flags.dtype,
@@ -90,9 +94,22 @@ def build_engine(flags: argparse.Namespace) -> Built:
         gpu_memory_utilization=flags.gpu_memory_utilization,
         cache_bytes=flags.kv_cache_memory_bytes,
         enable_prefix_caching=flags.enable_prefix_caching,
+        tensor_parallel_size=ranks,
+        enable_expert_parallel=flags.enable_expert_parallel,
         seed=flags.seed,
     )
-    return build(flags.model, engine, flags.worker_id or f"worker-{os.getpid()}")
+    worker_id = flags.worker_id or f"worker-{os.getpid()}"
+    if ranks == 1:
+        return build(flags.model, engine, worker_id)
+    from engine.runtime.parallel import Place, Team
+
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # of one host: its name need not lead to an address
+    team = Team(Place(0, str(flags.model), engine, threads, "", flags.log_level, flags.log_format))
+    try:
+        return build(flags.model, engine, worker_id, team)
+    except BaseException:
+        team.close()
+        raise
 
 
 def _stop_after_parent(parent_pid: int, mailroom: Mailroom) -> None:
@@ -126,6 +143,8 @@ def parser() -> argparse.ArgumentParser:
     add("--gpu-memory-utilization", type=float, metavar="SHARE")
     add("--kv-cache-memory-bytes", type=int, metavar="BYTES")
     add("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True)
+    add("--tensor-parallel-size", type=int, default=1, metavar="N", help="ranks that share every layer, a GPU each")
+    add("--enable-expert-parallel", action="store_true", help="each rank holds whole experts")
     add("--seed", type=int, help="of requests that bring none")
     add("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     add("--log-format", default="text", choices=("text", "json"))

@@ -195,6 +195,7 @@ class Beat(Message, frozen=True):
     prefix_queries: int  # prompt tokens looked up since start
     prefix_hits: int
     progress_deadline_s: float = 2.0  # busy and without a change of `progress` for longer: it hangs
+    expert_load: tuple[int, ...] = ()  # by rank that holds whole experts: pairs of token and expert since start
     draining: bool = False  # it ends soon: what it has is finished, and so is what still comes, but nothing should
 
 

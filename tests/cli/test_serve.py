@@ -31,7 +31,7 @@ def test_every_setting_is_an_option() -> None:
     [
         (["--port", "99999"], "--port must be an integer from 0 to 65535, got '99999'"),
         (["--device", "tpu"], "--device must be one of auto, cpu, cuda, got 'tpu'"),
-        (["--tensor-parallel-size", "2"], "--tensor-parallel-size '2' is not supported in this version"),
+        (["--attention-data-parallel"], "--attention-data-parallel True is not supported in this version"),
         (["--engine", "vllm"], "--engine 'vllm' is not supported in this version"),
         (["--speculative-tokens", "3"], "--speculative-tokens '3' is not supported in this version"),
         (["--gateway-workers", "0"], "--gateway-workers must be an integer from 1 to 256, got '0'"),

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from cli.weight_bytes import text_weights
+from engine.config.engine import EngineConfig
 from engine.config.model import ModelConfig
 from engine.config.sharding import share_of_rank
+from engine.runtime.parallel import Place, Team
 
 ROOT = Path(__file__).resolve().parents[2]
 RELEASED = ModelConfig.from_json(json.loads((ROOT / "tests/fixtures/chat/config.released.json").read_text()))
@@ -17,7 +19,7 @@ FP8 = replace(RELEASED, fp8=True)
 
 def test_one_rank_holds_the_model() -> None:
     for config in (RELEASED, FP8):
-        assert share_of_rank(config, 1, expert_parallel=False) == (config, 256)
+        assert share_of_rank(config, 1, expert_parallel=False) == (config, 256, config.vocab_size, False)
 
 
 @pytest.mark.parametrize(("ranks", "dense", "shared"), [(2, 6912, 768), (4, 3456, 384), (8, 1792, 256), (16, 896, 128)])
@@ -35,7 +37,7 @@ def test_without_fp8_nothing_is_padded() -> None:
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_ranks_together_hold_the_model_once_but_for_what_all_need(ranks: int, expert_parallel: bool) -> None:
     share = share_of_rank(RELEASED, ranks, expert_parallel)
-    together = ranks * text_weights(share.config, share.experts)
+    together = ranks * text_weights(share.config, share.experts, share.head_rows)
     g = (RELEASED.dsa, RELEASED.swa)
     down = [RELEASED.hidden * (one.q_rank + one.row) + one.q_rank + one.row for one in g]
     index = RELEASED.indexer
@@ -43,6 +45,7 @@ def test_ranks_together_hold_the_model_once_but_for_what_all_need(ranks: int, ex
     indexer += RELEASED.hidden * (index.width + index.heads) + 2 * index.width
     routers = 45 * 256 * (RELEASED.hidden + 1)
     on_all = 13 * (down[0] + indexer) + 33 * down[1] + routers + (2 * 46 + 1) * RELEASED.hidden
+    on_all += RELEASED.vocab_size * RELEASED.hidden  # embeddings
     assert together == text_weights(RELEASED) + (ranks - 1) * on_all
 
 
@@ -66,3 +69,9 @@ def test_what_cannot_be_split_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=complaint):
         share_of_rank(config, ranks, expert_parallel)
+
+
+def test_no_rank_is_started_where_the_model_cannot_be_shared() -> None:
+    engine = EngineConfig(tensor_parallel_size=3)
+    with pytest.raises(ValueError, match=r"must divide heads of full-attention layers \(8\), got 3"):
+        Team(Place(0, "models/dots3-note-tiny", engine, 1, "", "info", "text"))

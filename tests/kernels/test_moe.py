@@ -87,6 +87,26 @@ def test_experts(device: str, kind: str, tokens: int, experts: int, chosen: int,
     assert_as_good(moe_gemm(residual, x, ids, weights, weight), plain, exact)
 
 
+@pytest.mark.parametrize("tokens", [1, 9])
+def test_experts_that_are_elsewhere_add_nothing(device: str, tokens: int) -> None:
+    """The shares of two that hold half of the experts each come to the whole; what is not written is NaN."""
+    experts, chosen, hidden, inter = 8, 3, 24, 16
+    gate_up = torch.randn(experts, hidden, 2 * inter, device=device) / 8
+    down = torch.randn(experts, inter, hidden, device=device) / 6
+    x, residual = torch.randn(2, tokens, hidden, device=device)
+    ids = chosen_ids("spread", tokens, experts, chosen).to(device)
+    ids[0] = torch.arange(chosen, device=device)  # all of them with the first
+    weights = torch.rand(tokens, chosen, device=device)
+    whole = reference_gemm(residual, x, ids, weights, Experts.of(gate_up, down))
+    for gemm in (moe_gemm, reference_gemm):
+        out = residual
+        for first in (0, 4):
+            mine = (ids >= first) & (ids < first + 4)
+            held = Experts.of(gate_up[first : first + 4].contiguous(), down[first : first + 4].contiguous())
+            out = gemm(out, x, torch.where(mine, ids - first, 4), torch.where(mine, weights, 0.0), held)
+        torch.testing.assert_close(out, whole, rtol=1e-5, atol=1e-5)
+
+
 def fp8_weight(device: str, *shape: int) -> Fp8Weight:
     codes = (torch.randn(*shape, device=device) * 30).to(torch.float8_e4m3fn)
     scales = torch.rand(*shape[:-2], -(-shape[-2] // 128), -(-shape[-1] // 128), device=device) / 200 + 0.001

@@ -31,5 +31,11 @@ def test_settings_become_flags() -> None:
     assert command[-1] == "--no-enable-prefix-caching"
 
 
+def test_ranks_are_asked_for_where_there_are_several() -> None:
+    command = worker_command(Settings(tensor_parallel_size=4, enable_expert_parallel=True), "w", Path("/w"))
+    assert command[command.index("--tensor-parallel-size") + 1] == "4"
+    assert "--enable-expert-parallel" in command
+
+
 def test_another_python_may_run_it() -> None:
     assert worker_command(Settings(worker_python="/env/bin/python"), "w", Path("/w"))[0] == "/env/bin/python"

@@ -78,6 +78,7 @@ class EngineRun:
         self._recorder = _Recorder(model)
         sampler = Sampler(model.config.vocab_size, model.device, seed=0)
         self._runner = Runner(self._recorder, pool, plan, sampler, None)  # type: ignore[arg-type]
+        self.logits = model.logits
         self._scheduler = Scheduler(config, plan)
         self._before_step = before_step
         self.widest = 0  # sequences of one step

@@ -1,0 +1,87 @@
+"""A process that holds a part of the model and does what rank 0 tells it: `engine.runtime.parallel` says what.
+
+Started by rank 0 with the number of an open socket. Ends with it. Knows no request, no gateway and no settings of its
+own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from engine.config.log_format import set_up_logging
+from engine.runtime.build import Held, hold
+from engine.runtime.parallel import Logits, Place, Told, context_of, join
+
+EXIT_FAILED = 1
+EXIT_REFUSED = 2
+_PARENT_CHECK_S = 0.25
+
+log = logging.getLogger("engine.runtime.rank")  # also where the module runs as __main__
+
+
+def main() -> int:
+    channel: Connection[Any, Any] = Connection(int(sys.argv[1]))
+    for number in (signal.SIGTERM, signal.SIGINT):  # rank 0 may still have work for it
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(int(sys.argv[2]),), daemon=True).start()
+    place = msgspec.msgpack.decode(channel.recv_bytes(), type=Place)
+    set_up_logging(place.log_level, place.log_format)
+    torch.set_num_threads(place.threads)
+    try:
+        held = hold(Path(place.folder), place.engine, join(place))
+    except (ValueError, OSError) as error:
+        log.critical("rank %d cannot start: %s", place.rank, error)
+        return EXIT_REFUSED
+    decoder = msgspec.msgpack.Decoder(Told)
+    with torch.inference_mode():
+        while True:
+            try:
+                frame = channel.recv_bytes()
+            except (EOFError, OSError):
+                return 0
+            _follow(held, decoder.decode(frame))
+
+
+def _follow(held: Held, message: Told) -> None:
+    model = held.model
+    if isinstance(message, Logits):
+        model.logits(_from_first(held, message.num_rows))
+        return
+    device = torch.device("cpu") if message.recorded else model.device
+    tokens, context = context_of(message, device)
+    if message.embedded:
+        tokens = _from_first(held, message.num_tokens)
+    if message.recorded:
+        assert held.graphs is not None
+        held.graphs.forward(tokens, context)
+    else:
+        model.forward(tokens, context, held.pool)
+
+
+def _from_first(held: Held, num_rows: int) -> torch.Tensor:
+    rows = torch.empty(num_rows, held.model.config.hidden, dtype=held.model.dtype, device=held.model.device)
+    dist.broadcast(rows, 0)
+    return rows
+
+
+def _end_with(parent_pid: int) -> None:
+    """Also where it hangs in an exchange with ranks that are gone."""
+    while os.getppid() == parent_pid:
+        time.sleep(_PARENT_CHECK_S)
+    os._exit(EXIT_FAILED)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""A model shared by ranks computes what one process does: heads, widths and experts split, odd sizes, FP8 tiles."""
+
+import random
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from engine.config.model import ModelConfig
+from tests.support.engine_run import Text
+from tests.support.rank_run import logits_of_one, logits_of_ranks
+from tests.support.tiny_model import VOCAB, tiny_config, write_checkpoint
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
+]
+
+LIMIT = 1e-4  # of the largest logit
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 4, "swa_num_attention_heads": 4, "swa_num_key_value_heads": 4}
+
+
+class Case(NamedTuple):
+    ranks: int
+    expert_parallel: bool
+    fp8: bool
+    changes: dict[str, Any]
+    base: str = "plain"
+
+
+# Widths, vocabularies and experts that the ranks do not divide evenly, where that is allowed; with FP8, widths of which
+# the last rank has less than the others or nothing, gates of which a rank has a part of a tile, and parts that begin
+# amid one.
+CASES = {
+    "two ranks": Case(2, False, False, {"vocab_size": VOCAB + 5}),
+    "four ranks, tied embeddings": Case(4, False, False, {"vocab_size": VOCAB + 1}, "wide-latents"),
+    "two ranks, whole experts": Case(2, True, False, {"moe_intermediate_size": 41}, "grouped"),
+    "four ranks, whole experts": Case(4, True, False, {"num_experts_per_tok": 1}),
+    "two ranks, FP8": Case(2, False, True, {"intermediate_size": 352, "moe_intermediate_size": 256}),
+    "four ranks, whole experts, FP8": Case(
+        4, True, True, {"intermediate_size": 576, "moe_shared_expert_intermediate_size": 192, "v_head_dim": 44}
+    ),
+}
+
+
+def texts(vocab: int) -> list[Text]:
+    """A prompt in several pieces, one beside decodes, and one of a single token."""
+    drawn = random.Random(1)
+    lengths = ((70, 66, 0), (31, 24, 2), (7, 1, 3))
+    return [
+        Text(f"text-{length}", [drawn.randrange(4, vocab) for _ in range(length)], prompt, arrives=step)
+        for length, prompt, step in lengths
+    ]
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_ranks_compute_what_one_process_does(case: Case, tmp_path: Path) -> None:
+    folder = tmp_path / "plain"
+    write_checkpoint(folder, tiny_config(case.base, **(HEADS | case.changes)), seed=2)
+    if case.fp8:
+        from training.quantise import write_quantised
+
+        write_quantised(folder, tmp_path / "fp8")
+        folder = tmp_path / "fp8"
+    config = ModelConfig.from_folder(folder)
+    asked = texts(config.vocab_size)
+    wanted = logits_of_one(folder, asked)
+    found = logits_of_ranks(folder, case.ranks, case.expert_parallel, asked, tmp_path / "ranks")
+    assert wanted.shape == (sum(len(text.ids) - 1 for text in asked), config.vocab_size)
+    for logits in found:
+        assert torch.equal(logits, found[0])
+        assert float((logits - wanted).abs().max() / wanted.abs().max()) < LIMIT
