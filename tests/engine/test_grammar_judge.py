@@ -39,7 +39,7 @@ def test_what_takes_too_long_is_refused_and_the_next_rule_finds_it_well(judge: J
     began = time.monotonic()
     with pytest.raises(GrammarError, match=r"it takes more than 2 s to compile"):
         judge.text_of(SLOW)
-    assert COMPILE_S <= time.monotonic() - began < 5
+    assert COMPILE_S <= time.monotonic() - began < 20
     assert judge.text_of(CHOICE)
 
 
@@ -69,9 +69,10 @@ def test_closing_ends_the_wait_of_who_is_asking(judge: Judge) -> None:
     judge.start()
     threading.Timer(0.3, judge.close).start()
     began = time.monotonic()
-    with pytest.raises(GrammarError):
+    with pytest.raises(GrammarError) as refused:
         judge.text_of(SLOW)
-    assert time.monotonic() - began < COMPILE_S
+    assert "to compile" not in str(refused.value)  # nor was it the time for one that was up
+    assert time.monotonic() - began < 5 * COMPILE_S
     with pytest.raises(GrammarError, match="shutting down"):
         judge.text_of(CHOICE)
 

@@ -86,7 +86,7 @@ def test_beats_come_to_every_gateway_while_the_loop_is_busy(address: str) -> Non
         for dealer in dealers:
             begun = time.monotonic()
             beats = [(await receive(dealer, beats=True))[0] for _ in range(3)]
-            assert time.monotonic() - begun < 6 * BEAT_S
+            assert time.monotonic() - begun < 20 * BEAT_S
             numbers = [beat.progress for beat in beats if isinstance(beat, Beat)]
             assert numbers == sorted(set(numbers))
             assert len(numbers) == 3

@@ -323,7 +323,7 @@ def test_a_worker_whose_connection_ends_is_dead_at_once(tmp_path: Path) -> None:
             worker.router.close()
             began = time.monotonic()
             (failed,) = await all_of(submission)
-            assert time.monotonic() - began < 1.0
+            assert time.monotonic() - began < 5.0
             assert isinstance(failed, Failed)
             assert link.health().state == "dead"
             assert "the connection to it has ended" in failed.message

@@ -348,5 +348,5 @@ def test_a_client_that_leaves_during_a_download_leaves_nothing_behind(
             timeout=2.0,
         )
     assert len(web.asked) == before + 1
-    wait_until(lambda: gateway.admission.num_inside == 0, 3.0)
+    wait_until(lambda: gateway.admission.num_inside == 0, 20.0)
     assert not gateway.engine.submitted

@@ -104,7 +104,7 @@ def test_json_under_its_other_names_is_read(gateway: LiveGateway, kind: str) -> 
 
 def test_a_body_too_large_is_413_before_it_is_read(gateway: LiveGateway) -> None:
     host, port = gateway.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
         head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100001\r\n\r\n"
         connection.sendall(head.encode())
         status, _, body = answer_on(connection)
@@ -126,7 +126,7 @@ def test_a_body_as_large_as_allowed_is_read(gateway: LiveGateway) -> None:
 )
 def test_what_is_no_http_is_400_in_the_same_form(gateway: LiveGateway, head: str) -> None:
     host, port = gateway.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
         connection.sendall(head.encode() + b"\r\nHost: x\r\n\r\n")
         status, kind, body = answer_on(connection)
         assert (status, kind) == (400, "application/json")
@@ -135,7 +135,7 @@ def test_what_is_no_http_is_400_in_the_same_form(gateway: LiveGateway, head: str
 
 def test_a_client_that_leaves_amid_its_body_does_no_harm(gateway: LiveGateway) -> None:
     host, port = gateway.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
         head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
         connection.sendall(head.encode() + b'{"model')
     assert gateway.chat().status_code == 200
@@ -144,7 +144,7 @@ def test_a_client_that_leaves_amid_its_body_does_no_harm(gateway: LiveGateway) -
 def test_a_body_shorter_than_its_stated_length_is_408_after_a_while() -> None:
     with live_gateway({"write_timeout": 0.3}) as impatient:
         host, port = impatient.url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port)), timeout=10) as connection:
+        with socket.create_connection((host, int(port)), timeout=30) as connection:
             head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n"
             connection.sendall(head.encode() + b"{}")
             status, _, body = answer_on(connection)
@@ -153,7 +153,7 @@ def test_a_body_shorter_than_its_stated_length_is_408_after_a_while() -> None:
 
 def connected(gateway: LiveGateway) -> socket.socket:
     host, port = gateway.url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=10)
+    return socket.create_connection((host, int(port)), timeout=30)
 
 
 @pytest.mark.parametrize("start", [b"GET /", b"GET /livez HTTP/1.1\r\nHost: x\r\n", b"\r\n"])
@@ -167,14 +167,14 @@ def test_a_head_that_does_not_come_to_its_end_is_408(start: bytes) -> None:
                 connection.sendall(b"\r\n" if start == b"\r\n" else b"a")
         status, _, body = answer_on(connection)
         assert (status, json.loads(body)["error"]["code"]) == (408, "request_timeout")
-        assert 0.25 < time.monotonic() - began_s < 2
+        assert 0.25 < time.monotonic() - began_s < 8
         assert connection.recv(1) == b""
 
 
 def test_a_second_request_on_a_connection_has_its_own_time() -> None:
-    with live_gateway({"write_timeout": 0.3}) as impatient, connected(impatient) as connection:
+    with live_gateway({"write_timeout": 1.0}) as impatient, connected(impatient) as connection:
         for _ in range(3):
-            time.sleep(0.2)
+            time.sleep(0.4)
             connection.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
             assert answer_on(connection)[0] == 200
 
@@ -191,7 +191,7 @@ def test_a_body_that_trickles_is_408() -> None:
         status, _, body = answer_on(connection)
         assert (status, json.loads(body)["error"]["code"]) == (408, "request_timeout")
         assert "1000 bytes/s" in json.loads(body)["error"]["message"]
-        assert time.monotonic() - began_s < 2
+        assert time.monotonic() - began_s < 8
 
 
 def test_connections_are_bounded_and_those_outside_get_429() -> None:

@@ -28,7 +28,7 @@ def test_the_next_begins_when_the_one_before_has_brought_something() -> None:
         assert not waiting.done()
         first.survived()
         first.end()
-        await asyncio.wait_for(waiting, 1)
+        await asyncio.wait_for(waiting, 10)
         second.end()
 
     run(check())
@@ -76,7 +76,7 @@ def test_a_chance_waits_for_a_worker_and_gives_up_in_time() -> None:
         waiting = asyncio.create_task(soon.begin())
         await asyncio.sleep(0.05)
         ready[0] = True
-        await asyncio.wait_for(waiting, 1)
+        await asyncio.wait_for(waiting, 10)
         soon.end()
 
     run(check())
