@@ -91,7 +91,8 @@ CASES = {
     "tool call, a file of code": Case(tools(), call("write_file", path="a/b.py", content=CODE)),
     "tool call, a file of prose": Case(tools(), call("write_file", content=PROSE, path="x.md", executable="false")),
     "tool call, a file of markup": Case(tools(), call("write_file", path="a.html", content=MARKUP)),
-    "tool call, text of bounded length": Case(tools(), call("search", query=PROSE[:190], limit="5")),
+    "tool call, text far below its limit": Case(tools(), call("search", query=PROSE[:120], limit="5")),
+    "tool call, text close to its limit": Case(tools(), call("search", query=PROSE[:190], limit="5")),
     "free text, then a strict call": Case(
         tools(min_calls=0, free_text=True), f"{PROSE}\n{call('get_weather', city='Oslo')}"
     ),

@@ -19,6 +19,7 @@ from engine.grammar.tool_calls import tool_calls_text
 from engine.grammar.vocabulary import Vocabulary
 
 _NOTHING_KEPT = 2  # of a function's schema
+_NOTHING_FOLLOWS = "NoExtensionBias"  # the library's word for a grammar that has no text
 
 
 def grammar_text(rule: Mapping[str, Any], vocabulary: Vocabulary) -> str:
@@ -36,7 +37,8 @@ def check(text: str, vocabulary: Vocabulary) -> None:
     if not matcher.is_error() and not any(matcher.compute_bitmask()):
         raise GrammarError("nothing satisfies it")
     if matcher.is_error():
-        raise GrammarError(shortened(matcher.get_error()))
+        message = shortened(matcher.get_error())
+        raise GrammarError("nothing satisfies it" if message == _NOTHING_FOLLOWS else message)
 
 
 def _json(rule: Mapping[str, Any], _vocabulary: Vocabulary) -> str:

@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     if flags.never_ready:
         time.sleep(600)
-    worker = _Worker(flags.listen, flags.progress_deadline)
+    worker = ScriptedWorker(flags.listen, flags.progress_deadline)
     signal.signal(
         signal.SIGTERM,
         signal.SIG_IGN if flags.ignore_sigterm else lambda *_: worker.mailroom.inbox.put(Stopping()),
@@ -57,12 +57,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-class _Worker:
-    def __init__(self, address: str, progress_deadline_s: float) -> None:
+class ScriptedWorker:
+    def __init__(self, address: str, progress_deadline_s: float, max_model_len: int = MAX_MODEL_LEN) -> None:
         self._progress_deadline_s = progress_deadline_s
         self._busy = False
         self._held: dict[str, Submit] = {}
-        self.mailroom = Mailroom(RouterEnd(address), _ready(), self._beat)
+        self.mailroom = Mailroom(RouterEnd(address), _ready(max_model_len), self._beat)
 
     def run(self) -> None:
         self.mailroom.start()
@@ -77,15 +77,16 @@ class _Worker:
 
     def _answers(self, message: Submit | Abort | Stop) -> list[Message]:
         if isinstance(message, Submit):
-            return self._take(message)
+            return self.take(message)
         held = self._held.pop(message.request_id, None)
         if held is None:
             return []
         if isinstance(message, Abort):
-            return [_finished(held, 0, aborted=True)]
-        return [_tokens(held, (), "stop"), _finished(held, message.num_tokens)]
+            return [finished(held, 0, aborted=True)]
+        return [tokens_of(held, (), "stop"), finished(held, message.num_tokens)]
 
-    def _take(self, request: Submit) -> list[Message]:
+    def take(self, request: Submit) -> list[Message]:
+        """What is said at once."""
         first, *rest = request.prompt_ids
         if first == EXIT:
             os._exit(EXIT_STATUS)
@@ -94,20 +95,20 @@ class _Worker:
         if first in (HOLD, STALL):
             self._busy = first == STALL
             self._held[request.request_id] = request
-            return [_tokens(request, (token,), None) for token in rest]
-        messages: list[Message] = [_tokens(request, (token,), None) for token in rest[:-1]]
-        return [*messages, _tokens(request, tuple(rest[-1:]), "stop"), _finished(request, len(rest))]
+            return [tokens_of(request, (token,), None) for token in rest]
+        messages: list[Message] = [tokens_of(request, (token,), None) for token in rest[:-1]]
+        return [*messages, tokens_of(request, tuple(rest[-1:]), "stop"), finished(request, len(rest))]
 
 
-def _tokens(request: Submit, ids: tuple[int, ...], reason: FinishReason | None) -> Tokens:
+def tokens_of(request: Submit, ids: tuple[int, ...], reason: FinishReason | None) -> Tokens:
     return Tokens(request.request_id, 0, ids, None, reason)
 
 
-def _finished(request: Submit, tokens: int, aborted: bool = False) -> Finished:
+def finished(request: Submit, tokens: int, aborted: bool = False) -> Finished:
     return Finished(request.request_id, len(request.prompt_ids), 0, tokens, 0.0, aborted)
 
 
-def _ready() -> Ready:
+def _ready(max_model_len: int) -> Ready:
     return Ready(
         protocol_version=PROTOCOL_VERSION,
         worker_id="scripted",
@@ -116,7 +117,7 @@ def _ready() -> Ready:
         dtype="float32",
         model_path="none",
         vocab_size=3072,
-        max_model_len=MAX_MODEL_LEN,
+        max_model_len=max_model_len,
         max_num_seqs=4,
         max_num_batched_tokens=64,
         page_size=16,

@@ -1,11 +1,15 @@
-"""`canitoolcall probe` against the gateway, before an engine that answers each scenario as an able model would."""
+"""What an able model would answer to each scenario of `canitoolcall probe`, and a worker process that says it.
 
-import pytest
-from canitoolcall.probe import BUILTIN_SCENARIOS, probe
+Run it as `python -m tests.support.probe_worker --listen ADDRESS`.
+"""
 
-from engine.wire.messages import Submit
-from tests.support.fake_engine import Say, Step
-from tests.support.live_gateway import MODEL, LiveGateway, ids_of, prompts
+import argparse
+import signal
+
+from engine.runtime.mailroom import Stopping
+from engine.wire.messages import Message, Submit
+from tests.support.live_gateway import ids_of, prompts
+from tests.support.scripted_worker import ScriptedWorker, finished, tokens_of
 
 THOUGHT = "<think>\nThe user wants this. I could write <tool_call>, but no.\n</think>\n\n"
 
@@ -36,17 +40,25 @@ ANSWERS = {
 }
 
 
-def answer(request: Submit) -> list[Step]:
+def answer_ids(request: Submit) -> list[int]:
     prompt = prompts().text(request.prompt_ids)
-    said = next(text for words, text in ANSWERS.items() if words in prompt)
-    return [Say(ids_of(said), 0, "stop")]
+    return ids_of(next(text for words, text in ANSWERS.items() if words in prompt))
 
 
-@pytest.mark.e2e
-def test_every_scenario_passes_streamed_and_whole(gateway: LiveGateway) -> None:
-    gateway.engine.script = answer
-    report = probe(gateway.url + "/v1", MODEL, timeout_s=20)
-    assert report.summary() == {"pass": 3 * len(BUILTIN_SCENARIOS), "fail": 0, "error": 0, "skip": 0}, (
-        report.render_text()
-    )
-    assert len(BUILTIN_SCENARIOS) == 9
+class _ProbeWorker(ScriptedWorker):
+    def take(self, request: Submit) -> list[Message]:
+        ids = answer_ids(request)
+        messages: list[Message] = [tokens_of(request, (token,), None) for token in ids[:-1]]
+        return [*messages, tokens_of(request, (ids[-1],), "stop"), finished(request, len(ids))]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--listen", required=True)
+    worker = _ProbeWorker(parser.parse_args().listen, progress_deadline_s=60, max_model_len=8192)
+    signal.signal(signal.SIGTERM, lambda *_: worker.mailroom.inbox.put(Stopping()))
+    worker.run()
+
+
+if __name__ == "__main__":
+    main()
