@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic_core import PydanticCustomError
+
+from server.errors import shown
 
 MAX_TOKENS = 2**24
 _MAX_PIXELS = 2**31 - 1
 _MAX_SIDE = 2**16
+_LEVEL_CHARS = 64
 
 Pixels = Annotated[int, Field(ge=0, le=_MAX_PIXELS)]
 Side = Annotated[int, Field(ge=0, le=_MAX_SIDE)]
-Level = Annotated[str, Field(max_length=64)]
+Level = Annotated[str, Field(max_length=_LEVEL_CHARS)]
 
 
 class MediaKnobs(BaseModel):
@@ -34,6 +38,17 @@ class MediaKnobs(BaseModel):
     max_pixels: Pixels | None = None
     target_height: Side | None = None
     target_width: Side | None = None
+
+    @field_validator("image_detail", mode="before")
+    @classmethod
+    def _is_one_level_or_a_list(cls, value: Any) -> Any:
+        """Here, since a refusal of either form alone would name the form rather than the field."""
+        levels = value if isinstance(value, list) else [] if value is None else [value]
+        for level in levels:
+            if not isinstance(level, str) or len(level) > _LEVEL_CHARS:
+                text = f"must be a level of ≤ {_LEVEL_CHARS} characters, or a list of such, got {shown(level)}"
+                raise PydanticCustomError("fault", "{text}", {"text": text})
+        return value
 
 
 NO_KNOBS = MediaKnobs()
