@@ -19,6 +19,7 @@ from tests.e2e.server_process import MODEL, ROOT
 _OF_THE_MODEL = ("expected", "call 0", "call 1", "call 2", "argument values lost", "get_weather call", "hint:")
 
 
+@pytest.mark.e2e
 def test_every_scenario_passes_streamed_and_whole(start_server: Start, tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/worker"
     command = [sys.executable, "-m", "tests.support.probe_worker", "--listen", address]
