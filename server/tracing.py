@@ -8,11 +8,13 @@ from __future__ import annotations
 import time
 from importlib.metadata import version
 
+from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import Event, ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.trace import SpanKind, Status, StatusCode
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 from starlette.datastructures import Headers
@@ -22,6 +24,8 @@ from server.request_record import RequestRecord
 _NS = 10**9
 _OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion"}
 _FIRST_SERVER_ERROR = 500
+_NOTHING = Context()
+_UNSET = Status()
 
 
 class Tracing:
@@ -31,8 +35,9 @@ class Tracing:
         """`endpoint` takes OTLP over HTTP, such as http://collector:4318/v1/traces."""
         resource = Resource.create({SERVICE_NAME: "dots3", SERVICE_VERSION: version("dots3")})
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint)))
-        self._tracer = self._provider.get_tracer("dots3.gateway")
+        self._processor = BatchSpanProcessor(OTLPSpanExporter(endpoint))
+        self._provider.add_span_processor(self._processor)
+        self._scope = InstrumentationScope("dots3.gateway")
         self._propagator = TraceContextTextMapPropagator()
 
     def close(self) -> None:
@@ -42,21 +47,45 @@ class Tracing:
         """Adds the id of the trace to the record."""
         end_ns = time.time_ns()
         start_ns = end_ns - int((record.took_s or 0.0) * _NS)
-        carrier = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
         operation = _OPERATIONS.get(record.path)
-        span = self._tracer.start_span(
-            f"{operation} {record.model}" if operation and record.model else f"{record.method} {record.path}",
-            context=self._propagator.extract(carrier),
-            kind=SpanKind.SERVER,
-            attributes=_attributes(record, operation),
-            start_time=start_ns,
-        )
+        name = f"{operation} {record.model}" if operation and record.model else f"{record.method} {record.path}"
+        context, parent = self._contexts(name, headers)
+        record.trace_id = f"{context.trace_id:032x}"
+        if not context.trace_flags.sampled:
+            return
+        events = []
         if record.first_token_s is not None:
-            span.add_event("first token", timestamp=start_ns + int(record.first_token_s * _NS))
-        if record.status is None or record.status >= _FIRST_SERVER_ERROR:
-            span.set_status(Status(StatusCode.ERROR, record.error))
-        span.end(end_ns)
-        record.trace_id = f"{span.get_span_context().trace_id:032x}"
+            events.append(Event("first token", timestamp=start_ns + int(record.first_token_s * _NS)))
+        is_error = record.status is None or record.status >= _FIRST_SERVER_ERROR
+        # The whole span is known. One that is filled bit by bit, each under a lock, took three times as long to make.
+        span = ReadableSpan(
+            name,
+            context,
+            parent,
+            self._provider.resource,
+            _attributes(record, operation),
+            events,
+            kind=SpanKind.SERVER,
+            status=Status(StatusCode.ERROR, record.error) if is_error else _UNSET,
+            start_time=start_ns,
+            end_time=end_ns,
+            instrumentation_scope=self._scope,
+        )
+        self._processor.on_end(span)
+
+    def _contexts(self, name: str, headers: Headers) -> tuple[SpanContext, SpanContext | None]:
+        """Of the request's span, and of the caller's if it is in a trace."""
+        ids = self._provider.id_generator
+        carrier = {header: headers[header] for header in ("traceparent", "tracestate") if header in headers}
+        around = self._propagator.extract(carrier) if carrier else _NOTHING
+        parent = get_current_span(around).get_span_context() if carrier else None
+        if parent is not None and not parent.is_valid:
+            parent = None
+        trace_id = ids.generate_trace_id() if parent is None else parent.trace_id
+        chosen = self._provider.sampler.should_sample(around, trace_id, name, SpanKind.SERVER)
+        is_wanted = chosen.decision.is_sampled()  # type: ignore[no-untyped-call]
+        flags = TraceFlags(TraceFlags.SAMPLED if is_wanted else TraceFlags.DEFAULT)
+        return SpanContext(trace_id, ids.generate_span_id(), False, flags, chosen.trace_state), parent
 
 
 def _attributes(record: RequestRecord, operation: str | None) -> dict[str, AttributeValue]:

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from starlette.datastructures import Headers
 
+from server.request_record import RequestRecord
 from server.tracing import Tracing
 from tests.support.fake_engine import Fail
 from tests.support.live_gateway import MODEL, live_gateway, says
@@ -92,3 +94,21 @@ def test_a_request_is_a_span_in_the_trace_of_its_caller(collector: Collector) ->
     assert second.trace_id.hex() != TRACE
     assert (second.status.code, attributes(second)["error.type"]) == (2, "internal_error")
     assert b"sesame" not in b"".join(collector.bodies)
+
+
+def test_a_caller_that_does_not_record_its_trace_gets_no_span_in_it(collector: Collector) -> None:
+    tracing, records = Tracing(collector.url), list[RequestRecord]()
+
+    def ended(record: RequestRecord, headers: Headers) -> None:
+        tracing.ended(record, headers)
+        records.append(record)
+
+    with live_gateway(script=says("Hello."), on_end=ended) as gateway:
+        for flags, broken in (("00", ""), ("01", "zz")):
+            headers = {"traceparent": f"00-{TRACE}-{PARENT}{broken}-{flags}"}
+            gateway.client.get("/v1/models", headers=headers)
+    tracing.close()
+    # The second names no trace, and begins one.
+    [span] = collector.spans()
+    assert (span.name, span.parent_span_id) == ("GET /v1/models", b"")
+    assert [record.trace_id for record in records] == [TRACE, span.trace_id.hex()]
