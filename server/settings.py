@@ -77,7 +77,7 @@ class Settings:
     worker_python: str | None = _option(None, text, "the Python that runs the worker")
     worker: tuple[str, ...] = _option((), many(text), "connect to this worker instead of starting one")
     wire_key: str | None = _option(None, readable_file, "key file of the channel to the workers")
-    gateway_workers: int = _option(1, whole(1, 256), "gateway processes")
+    gateway_workers: int = _option(1, whole(1, 256), "gateway processes on one port, limits as if one")
 
     api_key: tuple[str, ...] = _option((), many(text), "a key that clients may use", secret=True)
     api_key_file: str | None = _option(None, readable_file, "file with one key a line")
@@ -87,7 +87,7 @@ class Settings:
     allowed_local_media_path: str | None = _option(None, folder, "folder that file: media may be read from")
     max_queue: int = _option(512, whole(0), "sequences that may wait")
     max_queue_tokens: int = _option(4 * 2**20, whole(1), "prompt tokens of all requests that run or wait")
-    max_connections: int = _option(8192, whole(1), "open connections")
+    max_connections: int = _option(8192, whole(1), "open connections of a gateway process")
     max_body_bytes: int = _option(100 * 2**20, memory_size, "size of a request body")
     request_timeout: float = _option(1800.0, seconds, "for a whole request")
     write_timeout: float = _option(60.0, seconds, "for a client to take what was written, or to send more")
