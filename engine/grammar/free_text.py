@@ -46,9 +46,10 @@ def quick_beginnings(limit: int | None) -> list[str]:
     if limit is None:
         return ["/[^<]*/", f"/[^<]*<({_BEGUN})?{_AWAY}[^<]*/"]
     texts = [f"/[^<]{{0,{limit - 1}}}/"] if limit else []
-    half = (limit - _MOST_BEGUN) // 2
-    if half >= _LONGEST_AWAY:
-        texts.append(f"/[^<]{{0,{half}}}<({_BEGUN})?{_AWAY}[^<]{{0,{half}}}/")
+    room = limit - _MOST_BEGUN
+    for behind in (room // 2, _LONGEST_AWAY):  # for a tag in the first half, for one close to the end
+        if behind >= _LONGEST_AWAY <= room:
+            texts.append(f"/[^<]{{0,{room - behind}}}<({_BEGUN})?{_AWAY}[^<]{{0,{behind}}}/")
     return texts
 
 
