@@ -102,7 +102,7 @@ async def burst(server: Server, streams: int, tokens: int) -> list[Row]:
             str(len(refused)), all(answer.retry_after is not None for answer in refused)),
         Row("time", f"{took_s:.1f} s"),
         Row("tokens a second", f"{len(served) * tokens / took_s:.0f}"),
-        *_livez_rows(*probed),
+        *(row._replace(target="", met=None) for row in _livez_rows(*probed)),
         *await _settled(server),
     ]  # fmt: skip
 
@@ -346,7 +346,8 @@ def measured(name: str, **flags: Any) -> list[Row]:
     async def run(at: Server) -> list[Row]:
         return list(await scenario(at, chosen))
 
-    with server(chosen.real, *server_flags(chosen)) as at:
+    further = ["--gateway-workers", str(chosen.gateway_workers)] if chosen.gateway_workers > 1 else []
+    with server(chosen.real, *server_flags(chosen), *further) as at:
         return asyncio.run(run(at))
 
 
@@ -354,6 +355,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("scenario", choices=[*SCENARIOS, "overhead"])
     parser.add_argument("--real", action="store_true", help="the bundled checkpoint's worker, with pictures")
+    parser.add_argument("--gateway-workers", type=int, default=1, help="what is said of the gateway is of their parent")
     parser.add_argument("--streams", type=int, default=2000)
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--readers", type=int, default=200)
