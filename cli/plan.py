@@ -11,6 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
+from cli.step_time import MACHINES, Machine, decode_step
+from cli.weight_bytes import TextBytes, loaded_bytes, part_sizes
 from engine.config.capacity import CapacityPlan, cache_budget, plan_capacity
 from engine.config.engine import EngineConfig
 from engine.config.model import ModelConfig
@@ -18,12 +20,14 @@ from engine.config.sharding import RankShare, share_of_rank
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
+_CONTEXT = 2048  # tokens of the sequences for which steps are calculated
 _PLENTY = 1 << 50  # bytes of cache under which the rows can be told before it is known whether any fits
 
 
 @app.command()
 def plan(
     model: Annotated[Path, typer.Argument(help="checkpoint folder, or a config.json alone")],
+    gpu: Annotated[str | None, typer.Option(help="h200 or h100-80gb: its memory, and what a step should take")] = None,
     gpu_memory: Annotated[str | None, typer.Option(metavar="BYTES", help="of each device, such as 80GiB")] = None,
     gpu_memory_utilization: Annotated[float, typer.Option(help="share of what the weights leave")] = 0.9,
     device: Annotated[str, typer.Option(help="cuda or cpu: rows and pages differ")] = "cuda",
@@ -47,17 +51,43 @@ def plan(
         "gpu_memory_utilization": gpu_memory_utilization,
     }
     try:
-        memory_bytes = _memory(gpu_memory)
+        machine = _machine(gpu)
+        memory_bytes = _memory(gpu_memory) or (None if machine is None else machine.memory_bytes)
         engine = EngineConfig.for_device(device, **given)  # type: ignore[arg-type]  # it checks the word
         config = _read_config(model)
         rows = plan_capacity(config, replace(engine, cache_bytes=_PLENTY), _PLENTY)
         share = share_of_rank(config, tensor_parallel_size, enable_expert_parallel)
-        taken = _print_weights(model, config, engine, tensor_parallel_size, share)
+        text = TextBytes(share, engine.dtype, engine.device)
+        taken = _print_weights(model, config, engine, tensor_parallel_size, share, text)
     except ValueError as error:
         raise _refusal(str(error)) from error
     _print_rows(rows, tensor_parallel_size)
     if memory_bytes is not None:
-        raise typer.Exit(0 if _print_fit(config, engine, memory_bytes, taken) else 1)
+        fits = _print_fit(config, engine, memory_bytes, taken)
+        if fits and machine is not None:
+            _print_steps(machine, share, tensor_parallel_size, text)
+        raise typer.Exit(0 if fits else 1)
+
+
+def _machine(name: str | None) -> Machine | None:
+    if name is None:
+        return None
+    if name not in MACHINES:
+        raise ValueError(f"--gpu must be one of {', '.join(sorted(MACHINES))}, got {name!r}")
+    return MACHINES[name]
+
+
+def _print_steps(machine: Machine, share: RankShare, ranks: int, text: TextBytes) -> None:
+    typer.echo(
+        "a step of one new token a sequence, calculated (at least: bytes alone; expected: as pieces were measured):"
+    )
+    for batch in (1, 32, 128):
+        step = decode_step(machine, share, ranks, text, batch, _CONTEXT)
+        times = f"at least {step.least_ms:.1f} ms, expected {step.expected_ms:.1f} ms"
+        if ranks > 1:
+            times += f", {step.exchange_ms:.1f} ms of it all-reduces"
+        rate = batch / step.expected_ms * 1e3
+        typer.echo(f"  {batch} sequences of {_CONTEXT:,} tokens: {times}; {rate:,.0f} tokens/s")
 
 
 def _memory(text: str | None) -> int | None:
@@ -77,18 +107,19 @@ def _read_config(path: Path) -> ModelConfig:
     return ModelConfig.from_json(json.loads(path.read_text(encoding="utf-8")), str(path))
 
 
-def _print_weights(path: Path, config: ModelConfig, engine: EngineConfig, ranks: int, share: RankShare) -> int:
+def _print_weights(
+    path: Path, config: ModelConfig, engine: EngineConfig, ranks: int, share: RankShare, text: TextBytes
+) -> int:
     """Returns what is taken, of each rank, before the cache gets the rest."""
-    from cli.weight_bytes import part_sizes, parts_of_rank, weight_bytes
-
     parts = part_sizes(path, config)
     for part in parts:
         note = "" if part.loaded else ", not loaded"
         typer.echo(f"{part.name}: {part.num_weights:,} weights{note}")
-    loaded = weight_bytes(parts, engine.dtype)
-    typer.echo(f"weights in {engine.dtype}: {_size(loaded)}")
+    whole = TextBytes(share_of_rank(config, 1, expert_parallel=False), engine.dtype, engine.device)
+    kept = "FP8, the others in " if config.fp8 and engine.device == "cuda" else ""
+    typer.echo(f"weights in {kept}{engine.dtype}: {_size(loaded_bytes(parts, whole.total, engine.dtype))}")
+    loaded = loaded_bytes(parts, text.total, engine.dtype)
     if ranks > 1:
-        loaded = weight_bytes(parts_of_rank(parts, share), engine.dtype)
         typer.echo(f"of these on each of {ranks} ranks: {_size(loaded)}; {_widths(share, config)}")
     if not any(part.name.endswith("encoder") for part in parts):
         return loaded

@@ -1,4 +1,5 @@
-"""How many weights a checkpoint has by part: from the headers of its files or, without files, from its config.
+"""How many weights a checkpoint has by part, from the headers of its files or, without files, from its config; and the
+bytes that they take once loaded.
 
 Owns no tensor names but the prefixes of the parts beside the text model. Reads no weight.
 """
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from engine.config.geometry import Geometry
-from engine.config.model import ModelConfig
+from engine.config.model import FP8_TILE, ModelConfig
 from engine.config.sharding import RankShare
 
 TEXT_MODEL = "text model"
@@ -46,15 +47,68 @@ def part_sizes(folder: Path, config: ModelConfig) -> list[PartSize]:
     return [PartSize(part, count, part not in _NOT_LOADED) for part, count in counts.most_common()]
 
 
-def weight_bytes(parts: list[PartSize], dtype: str) -> int:
-    """On the device, once loaded: FP8 weights are widened."""
-    return sum(part.num_weights for part in parts if part.loaded) * _DTYPE_BYTES[dtype]
+def loaded_bytes(parts: list[PartSize], text_bytes: int, dtype: str) -> int:
+    """On a rank, of whose text model `text_bytes` are known; the encoders are whole."""
+    others = sum(part.num_weights for part in parts if part.loaded and part.name != TEXT_MODEL)
+    return text_bytes + others * _DTYPE_BYTES[dtype]
 
 
-def parts_of_rank(parts: list[PartSize], share: RankShare) -> list[PartSize]:
-    """What one rank holds: its share of the text model; of the encoders, which divide pictures and sounds, all."""
-    text = text_weights(share.config, share.experts, share.head_rows)
-    return [part._replace(num_weights=text) if part.name == TEXT_MODEL else part for part in parts]
+class LayerBytes(NamedTuple):
+    """Of one layer, once loaded."""
+
+    attention: int
+    mlp: int  # the dense one; or router and shared experts
+    expert: int  # each of the routed ones
+
+
+class TextBytes:
+    """What the text model of one rank takes: FP8 weights as they are where the device multiplies FP8, else widened."""
+
+    def __init__(self, share: RankShare, dtype: str, device: str) -> None:
+        self._share = share
+        self._plain = _DTYPE_BYTES[dtype]
+        self._coded = share.config.fp8 and device == "cuda"
+
+    def layer(self, index: int) -> LayerBytes:
+        config, moe = self._share.config, self._share.config.moe
+        hidden = config.hidden
+        if config.moe_layers[index]:
+            mlp = 4 * moe.experts * (hidden + 1) + self._matrices((moe.shared_inter, hidden, 3))
+        else:
+            mlp = self._matrices((config.inter, hidden, 3))
+        g = config.geometry(config.layer_types[index])
+        # What takes latents up to keys and values is there twice: for prompts and, by head, for decoding.
+        attention = 2 * self._plain * g.heads * (g.nope + g.value) * g.kv_rank + 4 * (2 * hidden + g.q_rank + g.row)
+        attention += self._matrices(
+            (g.q_rank + g.row + g.heads, hidden, 1),
+            (g.heads * (g.nope + g.rope), g.q_rank, 1),
+            (hidden, g.heads * g.value, 1),
+        )
+        if config.layer_types[index] == "dsa":
+            heads, width = config.indexer.heads, config.indexer.width
+            attention += self._matrices((width + heads, hidden, 1), (heads * width, g.q_rank, 1)) + 8 * width
+        return LayerBytes(attention, mlp, self._matrices((moe.inter, hidden, 3)) if config.moe_layers[index] else 0)
+
+    @property
+    def head(self) -> int:
+        return self._plain * self._share.head_rows * self._share.config.hidden
+
+    @property
+    def total(self) -> int:
+        config = self._share.config
+        layers = [self.layer(index) for index in range(config.num_layers)]
+        held = sum(layer.attention + layer.mlp + self._share.experts * layer.expert for layer in layers)
+        return held + self.head + self._plain * config.vocab_size * config.hidden + 4 * config.hidden
+
+    def _matrices(self, *shapes: tuple[int, int, int]) -> int:
+        """Each [rows, width], so many times; FP8 ones of whole tiles with a scale a tile."""
+        total = 0
+        for rows, width, count in shapes:
+            if self._coded and width % FP8_TILE == 0:
+                total += count * (rows * width + 4 * -(-rows // FP8_TILE) * (width // FP8_TILE))
+            else:
+                total += count * rows * width * self._plain
+        return total
 
 
 def text_weights(config: ModelConfig, held_experts: int | None = None, head_rows: int | None = None) -> int:

@@ -11,6 +11,7 @@ from cli.main import app
 
 ROOT = Path(__file__).resolve().parents[2]
 RELEASED = str(ROOT / "tests/fixtures/chat/config.released.json")
+FP8 = str(ROOT / "tests/fixtures/chat/config.released-fp8.json")
 TINY = str(ROOT / "models/dots3-note-tiny")
 
 
@@ -42,7 +43,7 @@ def test_what_fits_is_told_by_length() -> None:
 def test_weights_larger_than_the_memory_do_not_fit() -> None:
     code, text = plan(RELEASED, "--gpu-memory", "80GiB")
     assert code == 1
-    assert "does not fit: what comes before the cache takes 520.71 GiB of 80.00 GiB" in text
+    assert "does not fit: what comes before the cache takes 522.51 GiB of 80.00 GiB" in text
 
 
 def test_a_cache_too_small_for_one_request_does_not_fit() -> None:
@@ -60,7 +61,7 @@ def test_weights_are_counted_from_the_headers_and_as_the_config_says(tmp_path: P
     assert computed.startswith(text_model)
     assert "vision encoder: 1,397,896 weights\n" in counted
     assert "draft layer: 1,456,592 weights, not loaded\n" in counted
-    assert "weights in float32: 54.81 MiB" in counted
+    assert "weights in float32: 56.62 MiB" in counted
 
 
 @pytest.mark.parametrize(
@@ -70,6 +71,8 @@ def test_weights_are_counted_from_the_headers_and_as_the_config_says(tmp_path: P
         ([TINY, "--device", "tpu"], "device must be one of cpu, cuda, got 'tpu'"),
         ([TINY, "--gpu-memory", "much"], "--gpu-memory must be a number of bytes"),
         ([TINY, "--device", "cpu", "--kv-cache-dtype", "fp8"], "fp8 needs device cuda"),
+        ([TINY, "--gpu", "h300"], "--gpu must be one of h100-80gb, h200, got 'h300'"),
+        ([FP8, "--tensor-parallel-size", "8"], "enable_expert_parallel spreads whole experts"),
         ([TINY, "--tensor-parallel-size", "0"], "greater than or"),
         ([TINY, "--tensor-parallel-size", "3"], "must divide heads of full-attention layers (8), got 3"),
         ([RELEASED, "--tensor-parallel-size", "128"], "must divide heads of sliding-window layers (64), got 128"),
@@ -92,7 +95,7 @@ def test_a_file_that_is_no_checkpoint_is_named(tmp_path: Path) -> None:
 def test_weights_of_a_rank_are_its_heads_its_widths_and_what_all_ranks_hold() -> None:
     code, text = plan(RELEASED, "--tensor-parallel-size", "8")
     assert code == 0
-    assert "on each of 8 ranks: 67.41 GiB; heads 16 of 128 (dsa) and 8 of 64 (swa)" in text
+    assert "on each of 8 ranks: 67.73 GiB; heads 16 of 128 (dsa) and 8 of 64 (swa)" in text
     assert "dense width 1,728 of 13,824, shared 192 of 1,536, experts 256 of 256 in 192 of their width of 1,536" in text
     assert "every rank holds the rows of all tokens" in text
 
@@ -100,7 +103,7 @@ def test_weights_of_a_rank_are_its_heads_its_widths_and_what_all_ranks_hold() ->
 def test_with_expert_parallelism_a_rank_holds_whole_experts_and_no_more_bytes() -> None:
     code, text = plan(RELEASED, "--tensor-parallel-size", "8", "--enable-expert-parallel")
     assert code == 0
-    assert "on each of 8 ranks: 67.41 GiB" in text
+    assert "on each of 8 ranks: 67.73 GiB" in text
     assert "experts 32 of 256 in 1,536 of their width of 1,536" in text
 
 
@@ -118,3 +121,26 @@ def test_encoders_are_whole_on_every_rank() -> None:
     [mib] = re.findall(r"on each of 2 ranks: ([\d.]+) MiB", two)
     of_text = float(mib) * 2**20 / 4 - parts["vision encoder"] - parts["audio encoder"]
     assert 0.5 < of_text / parts["text model"] < 0.62
+
+
+@pytest.mark.parametrize(
+    ("gpu", "ranks", "weights", "cache", "tokens", "least_ms"),
+    [
+        ("h200", 8, "35.05", "93.54 GiB of the 103.95 GiB", "6,009,536", (0.7, 6.0, 10.3)),
+        ("h200", 4, "67.81", "64.06 GiB of the 71.19 GiB", "4,113,408", (1.2, 11.3, 18.4)),
+        ("h100-80gb", 8, "35.05", "39.54 GiB of the 43.95 GiB", "2,535,936", (1.0, 8.7, 14.8)),
+    ],
+)
+def test_the_released_fp8_model_on_machines_that_hold_it(
+    gpu: str, ranks: int, weights: str, cache: str, tokens: str, least_ms: tuple[float, ...]
+) -> None:
+    code, text = plan(FP8, "--gpu", gpu, "--tensor-parallel-size", str(ranks), "--enable-expert-parallel")
+    assert code == 0
+    assert "weights in FP8, the others in bfloat16: 264.58 GiB" in text
+    assert f"on each of {ranks} ranks: {weights} GiB" in text
+    assert f"cache: {cache}" in text
+    assert f"the cache holds {tokens} of one" in text
+    assert tuple(map(float, re.findall(r"at least ([\d.]+) ms", text))) == least_ms
+    expected = [float(ms) for ms in re.findall(r"expected ([\d.]+) ms", text)]
+    assert len(expected) == 3
+    assert all(one > least for one, least in zip(expected, least_ms, strict=True))

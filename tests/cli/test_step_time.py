@@ -1,0 +1,43 @@
+"""What a decode step should take: against a measured slice of the released model, and over ranks."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cli.step_time import MACHINES, StepTime, decode_step
+from cli.weight_bytes import TextBytes
+from engine.config.model import ModelConfig
+from engine.config.sharding import share_of_rank
+
+ROOT = Path(__file__).resolve().parents[2]
+RELEASED = ModelConfig.from_json(json.loads((ROOT / "tests/fixtures/chat/config.released-fp8.json").read_text()))
+SLICE = replace(
+    RELEASED, layer_types=("dsa", "dsa", "swa", "swa", "swa", "dsa"), moe_layers=(False, True, True, True, True, True)
+)
+
+
+def step(config: ModelConfig, ranks: int, batch: int, context: int = 2048) -> StepTime:
+    share = share_of_rank(config, ranks, expert_parallel=ranks > 1)
+    return decode_step(MACHINES["h200"], share, ranks, TextBytes(share, "bfloat16", "cuda"), batch, context)
+
+
+@pytest.mark.parametrize(
+    ("batch", "context", "wall_ms", "floor_ms"),
+    [(1, 2048, 1.750, 0.87), (8, 2048, 3.360, 2.31), (32, 2048, 6.355, 5.28), (128, 2048, 11.023, 7.97),
+     (8, 32_768, 3.403, 2.34)],
+)  # fmt: skip
+def test_the_measured_slice_comes_out(batch: int, context: int, wall_ms: float, floor_ms: float) -> None:
+    """Whole steps of vLLM 0.33, six layers with head and sampling on one H200."""
+    found = step(SLICE, 1, batch, context)
+    assert found.expected_ms == pytest.approx(wall_ms, rel=0.12)
+    assert found.least_ms == pytest.approx(floor_ms, rel=0.05)
+    assert found.exchange_ms == 0
+
+
+def test_ranks_share_the_bytes_and_pay_for_the_exchange() -> None:
+    one, eight = step(RELEASED, 1, 32), step(RELEASED, 8, 32)
+    assert 6 < one.least_ms / eight.least_ms < 8  # latents, indexer, routers and cache rows are on all of them
+    assert eight.expected_ms < one.expected_ms / 2.5
+    assert eight.exchange_ms == pytest.approx(92 * (3 * 10.5 + 2 * 32 * 5120 * 1.75 / 0.24e6) / 1e3)
