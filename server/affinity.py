@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeVar
 from engine.wire.messages import Ready, Submit
 
 _COMPARED_TOKENS = 32_768  # prompts that are equal so far count as equal: it bounds the time on the event loop
+_OPENING_TOKENS = 8  # by which requests of one conversation are known from those of others
 _MOST_PAGES = 1 << 16
 _MOST_MEDIA = 1024
 
@@ -35,7 +36,7 @@ class Pages:
         for item in request.media:  # placeholders are all the same id
             if item.offset < len(tokens):
                 count = min(item.num_tokens, len(tokens) - item.offset)
-                tokens[item.offset : item.offset + count] = [hash(item.identity)] * count
+                tokens[item.offset : item.offset + count] = [int.from_bytes(item.identity[:7])] * count
         self._tokens = tokens
         self._page_size = page_size
         self.keys: list[int] = []  # of the whole pages
@@ -48,6 +49,10 @@ class Pages:
         """What stands for the first pages and so many tokens behind them."""
         start = num_pages * self._page_size
         return hash((self.keys[num_pages - 1], -1, *self._tokens[start : start + length]))
+
+    def opening(self, start: int) -> bytes:
+        """What stands for the first tokens from there, in every process alike."""
+        return b"".join(token.to_bytes(8) for token in self._tokens[start : start + _OPENING_TOKENS])
 
     @property
     def rest_length(self) -> int:
@@ -69,7 +74,7 @@ class Affinity:
         num_pages = next((place for place, key in enumerate(pages.keys) if key not in self._pages), len(pages.keys))
         found = num_pages * self.page_size
         media = sum(item.num_tokens for item in request.media if item.offset >= found and item.identity in self._media)
-        return Known(found + media, any(end > _shared(request) for end in self._ends_within(pages, num_pages)))
+        return Known(found + media, any(end > shared_tokens(request) for end in self._ends_within(pages, num_pages)))
 
     def remember(self, request: Submit, pages: Pages) -> None:
         """It was sent this."""
@@ -104,6 +109,6 @@ class _Latest(OrderedDict[Key, Value]):
             self.popitem(last=False)
 
 
-def _shared(request: Submit) -> int:
+def shared_tokens(request: Submit) -> int:
     """The system turn, which requests of many conversations may begin with."""
     return request.keep_offsets[0] if len(request.keep_offsets) > 1 else 0

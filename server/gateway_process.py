@@ -75,7 +75,7 @@ class GatewayProcess:
         self._listening = listening
         self._siblings = siblings = siblings or Siblings.none(len(settings.keys))
         self._on_tick = on_tick
-        self._router = Router(links)
+        self._router = Router(links, alone=siblings.folder is None)
         self._admission = Admission(
             settings.max_queue, settings.max_queue_tokens, lambda: self._router.num_slots, siblings
         )

@@ -6,13 +6,14 @@ Knows no wire and no process: only what the links know.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 import msgspec
 
 from engine.wire.blobs import is_here
 from engine.wire.messages import Ready, Submit
-from server.affinity import Affinity, Known, Pages
+from server.affinity import Affinity, Pages, shared_tokens
 from server.engine_client import Submission, WorkerHealth
 from server.errors import RequestError
 from server.worker_link import EXPECTED_TOKENS, WorkerLink
@@ -26,10 +27,12 @@ _LOYALTY = 1 / 4
 class Router:
     """Implements server.engine_client.Engine."""
 
-    def __init__(self, links: Sequence[WorkerLink]) -> None:
+    def __init__(self, links: Sequence[WorkerLink], *, alone: bool = True) -> None:
+        """Not `alone`: other gateways send to the same workers, and the next turn of a conversation may be theirs."""
         if not links:
             raise ValueError("a router needs at least one worker, got none")
         self._links = tuple(links)
+        self._alone = alone
         self._affinities: dict[WorkerLink, tuple[Ready, Affinity]] = {}
 
     @property
@@ -50,24 +53,41 @@ class Router:
         return tuple(link.health() for link in self._links)
 
     def submit(self, request: Submit) -> Submission:
-        states = [(link.health().state, link) for link in self._links]
+        known = [link.health() for link in self._links]
+        states = [health.state for health in known]
         for wanted in _TAKERS:
-            links = [link for state, link in states if state == wanted]
+            links = [
+                (link, health.outstanding_tokens)
+                for link, health in zip(self._links, known, strict=True)
+                if health.state == wanted
+            ]
             if links:
                 return self._submit_to_best(links, request)
-        if all(state == "starting" for state, _ in states):
+        if all(state == "starting" for state in states):
             raise RequestError("engine_not_ready", "No worker is ready yet")
-        if any(state == "draining" for state, _ in states):
+        if any(state == "draining" for state in states):
             raise RequestError("draining", "Every worker that runs is draining: it ends what it has and takes no more")
         raise RequestError("engine_dead", "No worker is running")
 
-    def _submit_to_best(self, links: Sequence[WorkerLink], request: Submit) -> Submission:
+    def _submit_to_best(self, takers: Sequence[tuple[WorkerLink, int]], request: Submit) -> Submission:
+        """Of workers and the tokens that they have ahead."""
         if len(self._links) == 1:
-            return links[0].submit(request)
+            return takers[0][0].submit(request)
+        links = [link for link, _ in takers]
         affinities = [self._affinity(link) for link in links]
         pages = {size: Pages(request, size) for size in {affinity.page_size for affinity in affinities}}
         known = [affinity.known(request, pages[affinity.page_size]) for affinity in affinities]
-        best = min(range(len(links)), key=lambda place: _ahead(links[place], known[place]))
+        home = None
+        if not self._alone and not any(one.continues for one in known):
+            home = _home(links, pages[affinities[0].page_size].opening(shared_tokens(request)))
+
+        def ahead(place: int) -> float:
+            """Work before the request would be done, in tokens, about; only good for comparing."""
+            link, tokens = takers[place]
+            loyal = known[place].continues or link is home
+            return tokens - known[place].tokens - (_loyalty(link) if loyal else 0)
+
+        best = min(range(len(links)), key=ahead)
         submission = links[best].submit(request, known[best].tokens)
         affinities[best].remember(request, pages[affinities[best].page_size])
         return submission
@@ -85,11 +105,14 @@ class Router:
             await link.close()
 
 
-def _ahead(link: WorkerLink, known: Known) -> float:
-    """Work before the request would be done, in tokens, about; only good for comparing."""
+def _loyalty(link: WorkerLink) -> float:
     assert link.ready is not None
-    loyalty = _LOYALTY * link.ready.max_num_seqs * EXPECTED_TOKENS if known.continues else 0
-    return link.outstanding_tokens - known.tokens - loyalty
+    return _LOYALTY * link.ready.max_num_seqs * EXPECTED_TOKENS
+
+
+def _home(links: Sequence[WorkerLink], opening: bytes) -> WorkerLink:
+    """Where all gateways take a conversation that they know nothing of; the others keep theirs when a worker leaves."""
+    return max(links, key=lambda link: hashlib.blake2b(opening + link.name.encode()).digest())
 
 
 def _shares_memory(ready: Ready) -> bool:

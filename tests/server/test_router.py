@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator
 from contextlib import ExitStack, asynccontextmanager
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,27 +24,33 @@ PROMPT = tuple(range(40))
 
 
 class Two(NamedTuple):
+    """Workers, and the gateways before them."""
+
     router: Router
     links: list[WorkerLink]
     workers: list[FakeWorker]
+    routers: list[Router]
 
 
 @asynccontextmanager
-async def two_workers(folder: Path, max_num_seqs: int = 32) -> AsyncGenerator[Two, None]:
+async def two_workers(folder: Path, max_num_seqs: int = 32, num_gateways: int = 1) -> AsyncGenerator[Two, None]:
     with ExitStack() as running:
         workers = [
             running.enter_context(FakeWorker(f"ipc://{folder}/{place}", max_num_seqs=max_num_seqs)) for place in (0, 1)
         ]
-        links = [WorkerLink(f"worker-{place}", worker.address) for place, worker in enumerate(workers)]
-        router = Router(links)
-        for link in links:
-            link.start()
+        links = [
+            [WorkerLink(f"worker-{place}", worker.address) for place, worker in enumerate(workers)]
+            for _ in range(num_gateways)
+        ]
+        routers = [Router(own, alone=num_gateways == 1) for own in links]
         try:
-            for link in links:
+            for link in chain.from_iterable(links):
+                link.start()
                 await asyncio.wait_for(link.until_ready(), WAIT_S)
-            yield Two(router, links, workers)
+            yield Two(routers[0], links[0], workers, routers)
         finally:
-            await router.close()
+            for router in routers:
+                await router.close()
 
 
 def submit(prompt: tuple[int, ...], max_tokens: int = 4, behind_system: int = 0) -> Submit:
@@ -74,20 +81,21 @@ def loads(two: Two) -> list[int]:
 
 
 @pytest.mark.e2e
-def test_conversations_find_their_pages_again(tmp_path: Path) -> None:
-    """A turn hits if no whole page of the prompt before it is computed again."""
+@pytest.mark.parametrize("num_gateways", [1, 3])
+def test_conversations_find_their_pages_again(tmp_path: Path, num_gateways: int) -> None:
+    """A turn hits if no whole page of the prompt before it is computed again. Each may come to any of the gateways."""
 
     async def check() -> None:
-        async with two_workers(tmp_path) as two:
+        async with two_workers(tmp_path, num_gateways=num_gateways) as two:
             system = tuple(random.Random(0).choices(range(50), k=50))
 
             async def talk(number: int) -> list[bool]:
                 dice = random.Random(number)
                 said, before, hits = list(system), 0, []
                 for _ in range(TURNS):
-                    said += dice.choices(range(50), k=dice.randint(3, 40))
+                    said += dice.choices(range(50), k=dice.randint(8, 40))  # the template has some of its own
                     request = submit(tuple(said), dice.randint(1, 16), behind_system=len(system))
-                    answer, end = await ended(two.router.submit(request))
+                    answer, end = await ended(dice.choice(two.routers).submit(request))
                     assert isinstance(end, Finished)
                     hits.append(end.cached_tokens >= before // PAGE_SIZE * PAGE_SIZE)
                     before = len(said)
