@@ -94,7 +94,7 @@ async def _start(front: Front, workers: Workers) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(front.start())
             group.create_task(workers.until_ready())
-    except* (WorkerStartError, OSError) as failed:
+    except ExceptionGroup as failed:
         raise failed.exceptions[0] from None
 
 

@@ -71,8 +71,9 @@ class Workers:
             supervisor.kill()
 
     async def end(self) -> None:
-        """The local ones, in order."""
+        """The local ones, in order; and the connections to all."""
         await asyncio.gather(*(supervisor.stop() for supervisor in self._supervisors()))
+        await asyncio.gather(*(link.close() for link in self.links))
 
     def _supervisors(self) -> list[Supervisor[Ready]]:
         return [worker.supervisor for worker in self._all if worker.supervisor is not None]
