@@ -49,6 +49,12 @@ class Call(asyncio.Protocol):
             await self._ended
         return self
 
+    def leave(self) -> None:
+        """Before the end, or after it."""
+        self._ended.cancel()
+        assert self._transport is not None
+        self._transport.close()
+
     @property
     def num_frames(self) -> int:
         return self.received.count(_FRAME)
