@@ -13,7 +13,9 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from server.errors import RequestError, error_headers, error_json
 
-ABORT = "dots3.abort"  # key of the scope: ends the connection at once, unsent bytes and all
+# Keys of the scope.
+ABORT = "dots3.abort"  # ends the connection at once, unsent bytes and all
+BODY_SEND = "dots3.body_send"  # sends what follows the head, past layers that look at heads alone
 
 _SEND_BUFFER_BYTES = 128 * 1024
 
@@ -63,6 +65,7 @@ class _BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._head_is_over()
         super().on_headers_complete()
+        self.scope[BODY_SEND] = self.cycle.send  # type: ignore[literal-required]
 
     def send_400_response(self, msg: str) -> None:
         """The parser gave up, so that there is neither a method nor a path."""

@@ -32,7 +32,6 @@ OnEnd = Callable[[RequestRecord, Headers], None]
 
 PROBES = frozenset({"/livez", "/health", "/readyz"})
 _BEGUN_A_TURN = 4  # requests that begin in one turn of the event loop, so that a burst keeps no probe waiting
-BODY_SEND = "dots3.body_send"  # key of the scope: sends what follows the head, past layers that look at heads alone
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _SECURITY_HEADERS = (  # as ASGI has them
     (b"x-content-type-options", b"nosniff"),
@@ -161,7 +160,7 @@ class _Passage:
         path = (scope.get("raw_path") or b"").decode("ascii", "backslashreplace")[:200]
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         self._record = RequestRecord(request_id, scope["method"], path)
-        self._scope = {**scope, RECORD: self._record, BODY_SEND: send}
+        self._scope = {**scope, RECORD: self._record}
         if scope["method"] == "HEAD":  # a GET whose body the server leaves out
             self._scope["method"] = "GET"
         self._keeper = keeper

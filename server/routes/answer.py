@@ -22,8 +22,7 @@ from server.deltas import ChoiceDelta, Done
 from server.deps import until_gone
 from server.errors import RequestError, WorkerDiedError, error_response
 from server.formats import sse
-from server.http_protocol import ABORT
-from server.middleware import BODY_SEND
+from server.http_protocol import ABORT, BODY_SEND
 from server.request_record import RequestClock
 from server.second_chance import SecondChance, SecondChances
 
