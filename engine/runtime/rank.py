@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -35,8 +36,9 @@ def main() -> int:
     channel: Connection[Any, Any] = Connection(int(sys.argv[1]))
     for number in (signal.SIGTERM, signal.SIGINT):  # rank 0 may still have work for it
         signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_end_with, args=(int(sys.argv[2]),), daemon=True).start()
     place = msgspec.msgpack.decode(channel.recv_bytes(), type=Place)
+    folder = Path(place.meeting).parent
+    threading.Thread(target=_end_with, args=(int(sys.argv[2]), folder), daemon=True).start()
     set_up_logging(place.log_level, place.log_format)
     torch.set_num_threads(place.threads)
     try:
@@ -49,7 +51,8 @@ def main() -> int:
         while True:
             try:
                 frame = channel.recv_bytes()
-            except (EOFError, OSError):
+            except (EOFError, OSError):  # rank 0 has ended, and may not have done so in order
+                shutil.rmtree(folder, ignore_errors=True)
                 return 0
             _follow(held, decoder.decode(frame))
 
@@ -76,10 +79,11 @@ def _from_first(held: Held, num_rows: int) -> torch.Tensor:
     return rows
 
 
-def _end_with(parent_pid: int) -> None:
+def _end_with(parent_pid: int, folder: Path) -> None:
     """Also where it hangs in an exchange with ranks that are gone."""
     while os.getppid() == parent_pid:
         time.sleep(_PARENT_CHECK_S)
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(EXIT_FAILED)
 
 

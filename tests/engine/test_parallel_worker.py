@@ -123,7 +123,11 @@ def test_a_worker_ends_with_any_of_its_ranks(tmp_path: Path) -> None:
         assert process.wait(WAIT_S) == 1
 
 
-def test_ranks_end_with_a_worker_that_is_killed(tmp_path: Path) -> None:
+def test_ranks_end_with_a_worker_that_is_killed_and_leave_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
     async def until_ready() -> None:
         async with connected(tmp_path / "w"):
             pass
@@ -131,5 +135,7 @@ def test_ranks_end_with_a_worker_that_is_killed(tmp_path: Path) -> None:
     with worker(tmp_path / "w", *SHARED) as process:
         asyncio.run(until_ready())
         others = ranks_of(process)
+        assert len(list(tmp_path.glob("dots3-ranks-*"))) == 1
         process.kill()
         until_gone(others)
+        assert not list(tmp_path.glob("dots3-ranks-*"))
