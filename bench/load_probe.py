@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import http.client
 import json
+import statistics
 import sys
 import threading
 import time
 
 from bench.child import process_cpu_s
+from bench.report import p99
 
 _EVERY_S = 0.02
 
@@ -32,15 +34,11 @@ def main() -> None:
         took_ms.append(1000 * (time.monotonic() - began_s))
         if pid is not None:
             worked_ms.append(1000 * (process_cpu_s(pid) - began_cpu_s))
-    figures = [_share(took_ms, 0.5), _share(took_ms, 0.99), len(took_ms)]
+    figures = [statistics.median(took_ms), p99(took_ms), len(took_ms)]
     if pid is not None:
-        figures.append(_share(worked_ms, 0.99))
+        figures.append(p99(worked_ms))
     sys.stdout.write(json.dumps(figures) + "\n")
     sys.stdout.flush()
-
-
-def _share(values: list[float], share: float) -> float:
-    return sorted(values)[int(share * len(values))]
 
 
 if __name__ == "__main__":
