@@ -118,6 +118,7 @@ def _submit(request: ValidRequest, media_data: MediaData | None) -> Submit:
         n=request.n,
         priority=request.priority,
         cache_salt=request.cache_salt,
+        speculative_tokens=request.speculative_tokens,
         keep_offsets=request.keep_offsets,
         grammar=request.grammar,
         media=() if request.media is None else request.media.items,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.registry import Collector
 
+from engine.config.engine import MAX_SPECULATIVE_TOKENS
 from parsers.repairs import Repair
 from server.engine_client import Engine, WorkerHealth
 from server.errors import KINDS
@@ -39,6 +40,7 @@ _LONG = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.
 assert len(_SHORT) + 1 == NUM_GAPS
 FINISH_REASONS = ("stop", "length", "abort", "tool_calls")
 _MEDIA_KINDS = ("image", "audio", "video")
+_MOST_DRAFTS = MAX_SPECULATIVE_TOKENS  # positions, all of which are shown from the start
 
 
 def share_metrics(folder: Path, place: int) -> None:
@@ -91,8 +93,6 @@ class Metrics:
             "dots3_media_decode_seconds", "To decode an item", ["kind"], buckets=_LONG, registry=registry
         )
         self.media_pool = PoolFigures(registry)
-        self.drafted_tokens = Counter("dots3_spec_drafted_tokens", "Tokens drafted ahead", registry=registry)
-        self.accepted_tokens = Counter("dots3_spec_accepted_tokens", "Of those, tokens kept", registry=registry)
         # A gauge has to say how it adds up over processes: those of the living are summed.
         self.open_streams = Gauge(
             "dots3_open_streams", "Streams that are being answered", registry=registry, multiprocess_mode="livesum"
@@ -194,6 +194,8 @@ class _WorkerFigures(Collector):
         )
         for name, text, value in counts:
             yield CounterMetricFamily(name, text, value)
+        yield _by_position("dots3_spec_drafted_tokens", "Drafts checked", [beat.drafted_tokens for beat in beats])
+        yield _by_position("dots3_spec_accepted_tokens", "Drafts right", [beat.accepted_tokens for beat in beats])
         yield from _per_worker(workers)
 
     def describe(self) -> Iterable[Metric]:
@@ -208,6 +210,14 @@ def _usage(shares: Iterable[dict[str, float]]) -> Metric:
             fullest[group] = max(share, fullest.get(group, 0.0))
     for group, share in fullest.items():
         family.add_metric([group], share)
+    return family
+
+
+def _by_position(name: str, text: str, counts: Sequence[Sequence[int]]) -> Metric:
+    """1 is the first draft behind a step's own token: so many steps had drafts."""
+    family = CounterMetricFamily(name, text, labels=["position"])
+    for place in range(_MOST_DRAFTS):
+        family.add_metric([str(place + 1)], sum(one[place] for one in counts if place < len(one)))
     return family
 
 

@@ -58,6 +58,7 @@ class ValidRequest:
     echo_text: str | None = None  # the prompt, where it is to stand before the completion
     priority: int = 0
     cache_salt: str = ""
+    speculative_tokens: int | None = None
     keep_offsets: tuple[int, ...] = ()
     media: PlacedMedia | None = None
 
@@ -239,6 +240,7 @@ class Prompts:
             echo_text=echo_text,
             priority=request.priority,
             cache_salt=request.cache_salt,
+            speculative_tokens=request.speculative_tokens,
             keep_offsets=self._end_of_system(ids),
         )
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from engine.config.engine import MAX_SPECULATIVE_TOKENS
 from server.option_values import (
     Parser,
     boolean,
@@ -69,7 +70,9 @@ class Settings:
     tensor_parallel_size: int = _option(1, whole(1, 64), "GPUs that share every layer")
     enable_expert_parallel: bool = _option(False, boolean, "experts are spread over the GPUs")
     attention_data_parallel: bool = _option(False, boolean, "every GPU attends for its own sequences")
-    speculative_tokens: int = _option(0, whole(0, 16), "tokens drafted ahead")
+    speculative_tokens: int = _option(
+        0, whole(0, MAX_SPECULATIVE_TOKENS), "drafted at most for each step of a sequence"
+    )
     seed: int | None = _option(None, whole(0, 2**63 - 1), "of requests that bring none")
 
     engine: str = _option("native", choice("native", "vllm"), "which worker runs the model")
@@ -123,7 +126,6 @@ _ONLY_YET: dict[str, tuple[Any, ...]] = {
     "quantization": ("auto", "none"),
     "kv_cache_dtype": ("auto",),
     "attention_data_parallel": (False,),
-    "speculative_tokens": (0,),
     "engine": ("native",),
     "vllm_args": (None,),
 }

@@ -17,6 +17,7 @@ _PASSED_ON = (
     "max_num_batched_tokens",
     "gpu_memory_utilization",
     "kv_cache_memory_bytes",
+    "speculative_tokens",
     "seed",
     "wire_key",
     "log_level",

@@ -1,4 +1,4 @@
-"""Pages of both layer groups out of one pool of slabs, with reference counts.
+"""Pages of all layer groups out of one pool of slabs, with reference counts.
 
 Owns which page is free, used or cached (unused, but its content may be wanted again) and which slab is whose. Does not
 know what a page holds: whoever indexes contents marks the page, and is told when the page is taken back.
@@ -7,14 +7,15 @@ know what a page holds: whoever indexes contents marks the page, and is told whe
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, Literal
 
-Group = Literal[0, 1]
+Group = Literal[0, 1, 2]
 DSA: Final = 0
 SWA: Final = 1
-GROUPS: tuple[Group, Group] = (DSA, SWA)
+MTP: Final = 2  # of the drafts, where there are any
+GROUPS: tuple[Group, ...] = (DSA, SWA, MTP)
 
 
 class _Slab:
@@ -65,10 +66,13 @@ class _GroupPages:
 class PagePool:
     """A page belongs to its users (counted) or is cached or free; a slab belongs to one group or to nobody."""
 
-    def __init__(self, num_slabs: int, pages_per_slab: tuple[int, int], forget: Callable[[Group, int], None]) -> None:
+    def __init__(self, num_slabs: int, pages_per_slab: Sequence[int], forget: Callable[[Group, int], None]) -> None:
+        """`pages_per_slab`: of each group that there is."""
         self.num_slabs = num_slabs
         self._empty = list(range(num_slabs - 1, -1, -1))
-        self._groups = tuple(_GroupPages(pages_per_slab[group], num_slabs, partial(forget, group)) for group in GROUPS)
+        groups = [_GroupPages(pages, num_slabs, partial(forget, GROUPS[n])) for n, pages in enumerate(pages_per_slab)]
+        self._groups = tuple(groups)
+        self._others = [[other for other in groups if other is not own] for own in groups]
         self._clock = 0
 
     # ---- taking and giving back
@@ -79,7 +83,7 @@ class PagePool:
         while not own.partial:
             if self._empty:
                 self._take_slab(own)
-            elif not self._make_room(own, self._groups[1 - group]):
+            elif not self._make_room(own, self._others[group]):
                 return None
         slab = next(iter(own.partial.values()))
         page = slab.free.pop()
@@ -146,7 +150,7 @@ class PagePool:
     def users_of(self, group: Group, page: int) -> int:
         return self._groups[group].users[page]
 
-    def has_room(self, wanted: tuple[int, int]) -> bool:
+    def has_room(self, wanted: Sequence[int]) -> bool:
         """Whether about this many pages of each group could be allocated now. Scattered pages may prove it wrong."""
         missing_slabs = 0
         spare_slabs = len(self._empty)
@@ -165,20 +169,24 @@ class PagePool:
         own.slabs[slab.number] = own.partial[slab.number] = slab
         own.num_free += own.pages_per_slab
 
-    def _make_room(self, own: _GroupPages, other: _GroupPages) -> bool:
-        """Evicts the coldest: a page of the group itself, or a whole slab of the other group that nobody uses."""
+    def _make_room(self, own: _GroupPages, others: Sequence[_GroupPages]) -> bool:
+        """Evicts the coldest: a page of the group itself, or a whole slab of another group that nobody uses."""
         page = own.coldest()
-        slab = next(iter(other.idle.items()), None)
-        if page is None and slab is None:
-            return False
-        if slab is None or (page is not None and page[0] <= slab[1]):
-            assert page is not None
+        oldest: tuple[int, int, _GroupPages] | None = None  # time, slab, whose
+        for other in others:
+            if other.idle:
+                slab, since = next(iter(other.idle.items()))
+                if oldest is None or since < oldest[0]:
+                    oldest = (since, slab, other)
+        if oldest is None or (page is not None and page[0] <= oldest[0]):
+            if page is None:
+                return False
             self._evict(own, page[1])
-        else:
-            first = slab[0] * other.pages_per_slab
-            for number in range(first, first + other.pages_per_slab):
-                if other.indexed[number]:
-                    self._evict(other, number)
+            return True
+        _, slab, other = oldest
+        for number in range(slab * other.pages_per_slab, (slab + 1) * other.pages_per_slab):
+            if other.indexed[number]:
+                self._evict(other, number)
         return True
 
     def _evict(self, own: _GroupPages, page: int) -> None:

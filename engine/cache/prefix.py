@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from engine.cache.pages import DSA, GROUPS, SWA, Group
+from engine.cache.pages import DSA, GROUPS, MTP, SWA, Group
 
 NO_PAGE = -1
 
@@ -24,7 +24,7 @@ class Node:
         self.parent = parent
         self.key = key  # its tokens; of a root its salt
         self.children: dict[tuple[int, ...], Node] = {}
-        self.pages = [NO_PAGE, NO_PAGE]  # by group
+        self.pages = [NO_PAGE] * len(GROUPS)
         self.holders = 0  # sequences whose next page comes under it
 
 
@@ -35,6 +35,7 @@ class Hit(NamedTuple):
     dsa_pages: list[int]
     swa_pages: list[int]  # of the last window only: `first_swa` on
     first_swa: int
+    mtp_pages: list[int]  # the same; none unless all of them are there
 
 
 class PrefixIndex:
@@ -42,7 +43,7 @@ class PrefixIndex:
         self._page_size = page_size
         self._window = window
         self._roots: dict[str, Node] = {}
-        self._node_of: tuple[dict[int, Node], dict[int, Node]] = ({}, {})
+        self._node_of: tuple[dict[int, Node], ...] = tuple({} for _ in GROUPS)
 
     def first_window_page(self, length: int) -> int:
         """First page that the query at position `length` still sees."""
@@ -69,14 +70,16 @@ class PrefixIndex:
         first = self.first_window_page(length * size)
         tail = nodes[length - 1] if length else root
         tail.holders += 1
+        drafts = [node.pages[MTP] for node in nodes[first:length]]
         return Hit(
             tail,
             [node.pages[DSA] for node in nodes[:length]],
             [node.pages[SWA] for node in nodes[first:length]],
             first,
+            [] if NO_PAGE in drafts else drafts,
         )
 
-    def extend(self, tail: Node, tokens: tuple[int, ...], pages: tuple[int, int]) -> tuple[Node, list[Group]]:
+    def extend(self, tail: Node, tokens: tuple[int, ...], pages: Sequence[int]) -> tuple[Node, list[Group]]:
         """The node of `tokens` under the held `tail`, held instead of it, and the groups whose page it now knows.
 
         Another sequence may have computed the same tokens before; then its page stays the known one.
@@ -85,10 +88,10 @@ class PrefixIndex:
         if node is None:
             node = tail.children[tokens] = Node(tail, tokens)
         taken: list[Group] = []
-        for group in GROUPS:
-            if node.pages[group] == NO_PAGE:
-                node.pages[group] = pages[group]
-                self._node_of[group][pages[group]] = node
+        for group, page in zip(GROUPS, pages, strict=False):
+            if page != NO_PAGE and node.pages[group] == NO_PAGE:
+                node.pages[group] = page
+                self._node_of[group][page] = node
                 taken.append(group)
         node.holders += 1
         self.let_go(tail)
@@ -105,7 +108,7 @@ class PrefixIndex:
         self._prune(node)
 
     def _prune(self, node: Node) -> None:
-        while not node.children and not node.holders and node.pages == [NO_PAGE, NO_PAGE]:
+        while not node.children and not node.holders and not any(page != NO_PAGE for page in node.pages):
             parent = node.parent
             if parent is None:
                 assert isinstance(node.key, str)
@@ -118,11 +121,11 @@ class PrefixIndex:
     def check_integrity(self, held: Sequence[Node]) -> None:
         """For tests: nodes and pages point at each other, and no node is there for nothing. `held`: by sequences."""
         waiting = list(self._roots.values())
-        found: tuple[dict[int, Node], dict[int, Node]] = ({}, {})
+        found: tuple[dict[int, Node], ...] = tuple({} for _ in GROUPS)
         while waiting:
             node = waiting.pop()
             assert node.holders == sum(one is node for one in held)
-            assert node.children or node.holders or node.pages != [NO_PAGE, NO_PAGE]
+            assert node.children or node.holders or any(page != NO_PAGE for page in node.pages)
             for group in GROUPS:
                 if node.pages[group] != NO_PAGE:
                     found[group][node.pages[group]] = node

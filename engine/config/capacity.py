@@ -13,7 +13,7 @@ from typing import Literal
 from engine.config.engine import CacheDtype, EngineConfig
 from engine.config.model import ModelConfig
 
-GroupName = Literal["dsa", "swa"]
+GroupName = Literal["dsa", "swa", "mtp"]
 PartDtype = Literal["float32", "bfloat16", "float8_e4m3"]
 
 _DTYPE_BYTES: dict[PartDtype, int] = {"float32": 4, "bfloat16": 2, "float8_e4m3": 1}
@@ -75,10 +75,12 @@ class CapacityPlan:
     max_num_batched_tokens: int
     max_encoder_tokens: int = 0  # media tokens encoded in one step, unless a single item is longer
     encoder_cache_tokens: int = 0  # media tokens whose embeddings are kept
+    mtp: GroupPlan | None = None  # rows of the layer that drafts; None: nothing is drafted
+    max_draft_rows: int = 0  # tokens of a step's sequences that decode, up to which drafts are added to them
 
     @property
-    def groups(self) -> tuple[GroupPlan, GroupPlan]:
-        return (self.dsa, self.swa)
+    def groups(self) -> tuple[GroupPlan, ...]:
+        return (self.dsa, self.swa) if self.mtp is None else (self.dsa, self.swa, self.mtp)
 
     @property
     def cache_bytes(self) -> int:
@@ -97,19 +99,25 @@ class CapacityPlan:
     def slabs_for(self, num_tokens: int) -> int:
         """Slabs in which one sequence can always be computed to this length, whatever order its pages came in."""
         dsa_pages = -(-num_tokens // self.page_size)
-        return -(-dsa_pages // self.dsa.pages_per_slab) + pages_of_window(self.window, self.page_size)
+        return -(-dsa_pages // self.dsa.pages_per_slab) + self._window_slabs
 
     @property
     def max_sequence_tokens(self) -> int:
         """The longest sequence that the cache can hold alone."""
-        slabs = self.num_slabs - pages_of_window(self.window, self.page_size)
+        slabs = self.num_slabs - self._window_slabs
         return max(0, slabs) * self.dsa.pages_per_slab * self.page_size
+
+    @property
+    def _window_slabs(self) -> int:
+        """Slabs of the groups with a window, if each of their pages lies in one of its own."""
+        return len(self.groups[1:]) * pages_of_window(self.window, self.page_size)
 
     def sequences_of(self, num_tokens: int) -> int:
         """How many sequences of this length fit at once."""
         dsa_pages = -(-num_tokens // self.page_size)
-        swa_pages = min(dsa_pages, pages_of_window(self.window, self.page_size))
-        slabs = dsa_pages / self.dsa.pages_per_slab + swa_pages / self.swa.pages_per_slab
+        windowed = min(dsa_pages, pages_of_window(self.window, self.page_size))
+        slabs = dsa_pages / self.dsa.pages_per_slab
+        slabs += sum(windowed / group.pages_per_slab for group in self.groups[1:])
         return int(self.num_slabs / slabs)
 
     def report(self) -> str:
@@ -122,8 +130,10 @@ class CapacityPlan:
             f"cache {size}, pages of {self.page_size} tokens",
             f"  dsa: {self.dsa.num_layers} layers, {self.dsa.bytes_per_token:,} B/token, grows with the context",
             f"  swa: {self.swa.num_layers} layers, {self.swa.bytes_per_token:,} B/token {window}",
-            f"  longest request {self.max_model_len:,} tokens; {fit}",
         ]
+        if self.mtp is not None:
+            lines.append(f"  mtp: drafts, {self.mtp.bytes_per_token:,} B/token for the same window")
+        lines.append(f"  longest request {self.max_model_len:,} tokens; {fit}")
         return "\n".join(lines)
 
 
@@ -139,8 +149,11 @@ def plan_capacity(model: ModelConfig, engine: EngineConfig, free_bytes: int) -> 
             raise ValueError(f"the cache is made for layers of both kinds, got none of kind {kind}")
     budget = cache_budget(engine, free_bytes)
     quantised_index = engine.device == "cuda"
-    dsa = _group("dsa", model, _dsa_rows(model, engine.cache_dtype, quantised_index), engine.page_size)
-    swa = _group("swa", model, _latent_rows(model.swa.kv_rank, model.swa.rope, engine.cache_dtype), engine.page_size)
+    windowed = _latent_rows(model.swa.kv_rank, model.swa.rope, engine.cache_dtype)
+    dsa = _group("dsa", model.count("dsa"), None, _dsa_rows(model, engine, quantised_index), engine.page_size)
+    swa = _group("swa", model.count("swa"), model.swa.window, windowed, engine.page_size)
+    drafts = engine.speculative_tokens > 0
+    mtp = _group("mtp", 1, model.swa.window, windowed, engine.page_size) if drafts else None
     slab_bytes = _slab_bytes(dsa.page_bytes, swa.page_bytes, budget)
     plan = CapacityPlan(
         page_size=engine.page_size,
@@ -153,6 +166,8 @@ def plan_capacity(model: ModelConfig, engine: EngineConfig, free_bytes: int) -> 
         max_num_batched_tokens=engine.max_num_batched_tokens,
         max_encoder_tokens=engine.max_encoder_tokens,
         encoder_cache_tokens=engine.encoder_cache_bytes // (model.hidden * _DTYPE_BYTES[engine.dtype]),
+        mtp=None if mtp is None else _in_slabs(mtp, slab_bytes),
+        max_draft_rows=min(engine.speculative_rows, engine.max_num_batched_tokens) if drafts else 0,
     )
     return _limited(plan, engine.max_model_len, model.max_position_embeddings)
 
@@ -175,7 +190,8 @@ def _latent_rows(rank: int, rope: int, dtype: CacheDtype) -> list[tuple[str, Par
     return [("latent", dtype, rank + rope)]
 
 
-def _dsa_rows(model: ModelConfig, dtype: CacheDtype, quantised_index: bool) -> list[tuple[str, PartDtype, int]]:
+def _dsa_rows(model: ModelConfig, engine: EngineConfig, quantised_index: bool) -> list[tuple[str, PartDtype, int]]:
+    dtype = engine.cache_dtype
     rows = _latent_rows(model.dsa.kv_rank, model.dsa.rope, dtype)
     width = model.indexer.width
     if quantised_index or dtype == "fp8":
@@ -183,15 +199,15 @@ def _dsa_rows(model: ModelConfig, dtype: CacheDtype, quantised_index: bool) -> l
     return [*rows, ("index_key", dtype, width)]
 
 
-def _group(name: GroupName, model: ModelConfig, rows: list[tuple[str, PartDtype, int]], page_size: int) -> GroupPlan:
-    num_layers = model.count(name)
+def _group(
+    name: GroupName, num_layers: int, window: int | None, rows: list[tuple[str, PartDtype, int]], page_size: int
+) -> GroupPlan:
     parts = []
     offset = 0
     for part_name, dtype, width in rows:
         part = RowPart(part_name, dtype, width, offset)
         parts.append(part)
         offset = _aligned(offset + num_layers * page_size * part.row_bytes)
-    window = model.geometry(name).window
     return GroupPlan(name, num_layers, window, tuple(parts), page_bytes=offset, pages_per_slab=0)
 
 

@@ -12,6 +12,8 @@ Dtype = Literal["float32", "bfloat16"]
 CacheDtype = Literal["float32", "bfloat16", "fp8"]
 Device = Literal["cpu", "cuda"]
 
+MAX_SPECULATIVE_TOKENS = 3  # for so many the layer that drafts was trained
+
 
 @dataclass(frozen=True)
 class EngineConfig:
@@ -34,6 +36,8 @@ class EngineConfig:
     tensor_parallel_size: int = 1  # ranks that share every layer
     enable_expert_parallel: bool = False  # each of them holds whole experts
     seed: int = 0  # of requests that bring none
+    speculative_rows: int = 8  # of a step's sequences that decode, up to which drafts are added to them
+    speculative_tokens: int = 0  # drafted at most for each step of a sequence; 0: the layer that drafts is not loaded
 
     @classmethod
     def for_device(cls, device: Device, **given: Any) -> EngineConfig:
@@ -41,7 +45,7 @@ class EngineConfig:
         defaults: dict[str, Any] = {"device": device}
         if device == "cuda":
             defaults |= {"dtype": "bfloat16", "page_size": 64, "max_num_seqs": 256, "max_num_batched_tokens": 8192}
-            defaults |= {"max_encoder_tokens": 8192, "encoder_cache_bytes": 1 << 30}
+            defaults |= {"speculative_rows": 64, "max_encoder_tokens": 8192, "encoder_cache_bytes": 1 << 30}
         known = {field.name for field in fields(cls)}
         if unknown := sorted(given.keys() - known):
             raise ValueError(f"the engine has no setting {', '.join(unknown)}")
@@ -53,7 +57,7 @@ class EngineConfig:
                 raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}, got {value!r}")
         for name in (
             *("page_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "cache_bytes"),
-            *("max_encoder_tokens", "encoder_cache_bytes", "tensor_parallel_size"),
+            *("max_encoder_tokens", "encoder_cache_bytes", "tensor_parallel_size", "speculative_rows"),
         ):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
@@ -61,6 +65,10 @@ class EngineConfig:
             raise ValueError(
                 f"max_num_batched_tokens must be at least max_num_seqs ({self.max_num_seqs}), so that every sequence"
                 f" can take a token a step, got {self.max_num_batched_tokens}"
+            )
+        if not 0 <= self.speculative_tokens <= MAX_SPECULATIVE_TOKENS:
+            raise ValueError(
+                f"speculative_tokens must be from 0 to {MAX_SPECULATIVE_TOKENS}, got {self.speculative_tokens}"
             )
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ValueError(f"gpu_memory_utilization must be above 0 and at most 1, got {self.gpu_memory_utilization}")

@@ -34,9 +34,9 @@ class Layer:
         self._ops = ops
         self._ranks = ranks
         self._coded = config.fp8 and ops.fp8 is not None and config.hidden % FP8_TILE == 0
-        self._attention_norm = _norm(weights, f"{prefix}.input_layernorm.weight", config)
+        self._attention_norm = take_norm(weights, f"{prefix}.input_layernorm.weight", config)
         self._attention = Attention(weights, f"{prefix}.self_attn", config, self.kind, ops)
-        self._mlp_norm = _norm(weights, f"{prefix}.post_attention_layernorm.weight", config)
+        self._mlp_norm = take_norm(weights, f"{prefix}.post_attention_layernorm.weight", config)
         self._mlp: DenseMlp | MoeMlp
         if config.moe_layers[index]:
             self._mlp = MoeMlp(weights, f"{prefix}.mlp", config, ops, None if ranks is None else ranks.experts)
@@ -61,6 +61,10 @@ class Layer:
         attention, mlp = self._attention.single(buffers), self._mlp.single()
         return SingleLayer(self.kind, self.place, attention_norm, mlp_norm, attention, mlp)
 
+    def write(self, hidden: Tensor, turns: Tensor, addresses: Tensor, cache: LayerCache) -> None:
+        """The cache rows alone."""
+        self._attention.write(self._normed(hidden, self._attention_norm), turns, addresses, cache)
+
     def _normed(self, hidden: Tensor, norm: Norm) -> Tensor | Normed:
         if self._coded:
             assert self._ops.fp8 is not None
@@ -68,7 +72,7 @@ class Layer:
         return self._ops.rms_norm(hidden, norm)
 
 
-def _norm(weights: Weights, name: str, config: ModelConfig) -> Norm:
+def take_norm(weights: Weights, name: str, config: ModelConfig) -> Norm:
     return Norm.of([weights.take_float(name, config.hidden)], config.rms_norm_eps)
 
 
@@ -89,7 +93,7 @@ class TextModel:
         self._ranks = ranks
         self._embedding = weights.take("model.embed_tokens.weight", config.vocab_size, config.hidden)
         self._layers = [Layer(weights, index, config, ops, ranks) for index in range(config.num_layers)]
-        self._norm = _norm(weights, "model.norm.weight", config)
+        self._norm = take_norm(weights, "model.norm.weight", config)
         rows = range(config.vocab_size) if ranks is None else ranks.head
         if config.tied_embeddings:
             head = _rows(self._embedding, rows)
@@ -129,10 +133,10 @@ class TextModel:
         swa: GroupStep | PagedDecode
         if self._ops.paged is not None and ctx.num_decodes == len(ctx.seq_lens):
             dsa = dsa_decode(ctx, pool, self.config, next(turns))
-            swa = swa_decode(ctx, pool, next(turns))
+            swa = swa_decode(ctx, pool.swa_latent, next(turns))
         else:
             dsa = dsa_step(ctx, pool, self.config, next(turns))
-            swa = swa_step(ctx, pool, self.config, next(turns))
+            swa = swa_step(ctx, pool.swa_latent, self.config, next(turns))
         for layer in self._layers:
             if layer.kind == "dsa":
                 cache = LayerCache(pool.dsa_latent.layers[layer.place], pool.index_cache(layer.place))

@@ -57,6 +57,7 @@ class KvPool:
         self.buffer = torch.empty(plan.cache_bytes, dtype=torch.uint8, device=device)
         self.dsa_latent = self._part(plan, plan.dsa, "latent")
         self.swa_latent = self._part(plan, plan.swa, "latent")
+        self.mtp_latent = None if plan.mtp is None else self._part(plan, plan.mtp, "latent")
         self.index_key = self._part(plan, plan.dsa, "index_key")
         scaled = any(part.name == "index_scale" for part in plan.dsa.parts)
         self.index_scale = self._part(plan, plan.dsa, "index_scale") if scaled else None

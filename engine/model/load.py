@@ -1,4 +1,4 @@
-"""Checkpoint folder → TextModel, Encoders. Memory-mapped, in layer order; owns which tensor is of which part.
+"""Checkpoint folder → TextModel, Drafter, Encoders. Memory-mapped, in layer order; owns which tensor is of which part.
 
 Any tensor that is missing, of another shape or of no known part is an error that names it. Tensors of parts that are
 not loaded are known and left alone. FP8 weights can be had as they are, for devices
@@ -27,6 +27,7 @@ from engine.config.sharding import Cut, Cuts
 from engine.kernels.ops import AttentionSizes, Fp8Weight, IndexSizes, check_sizes, ops_for
 from engine.model.audio import AudioEncoder
 from engine.model.decoder import TextModel
+from engine.model.mtp import Drafter
 from engine.model.ranks import Ranks
 from engine.model.vision import PixelScale, VisionEncoder
 
@@ -58,6 +59,19 @@ def load_model(
         model = TextModel(weights, held, ops_for(device), max_positions, ranks)
         weights.check_all_taken()
     return model
+
+
+def load_drafter(
+    folder: Path, config: ModelConfig, device: torch.device, dtype: torch.dtype, max_positions: int | None = None
+) -> Drafter:
+    """`max_positions`: how long a sequence may get; by default as long as the model can."""
+    if config.num_mtp_layers < 1:
+        raise CheckpointError(f"{folder} has no layer that drafts (num_nextn_predict_layers is 0)")
+    own = (f"model.layers.{config.num_layers}.", "model.mtp.")
+    with Checkpoint(folder, config, device, dtype, lambda name: not name.startswith(own)) as weights:
+        drafter = Drafter(weights, config, ops_for(device), max_positions)
+        weights.check_all_taken()
+    return drafter
 
 
 class Encoders(NamedTuple):

@@ -66,12 +66,8 @@ class Attention:
 
     def add_to(self, residual: Tensor, x: Tensor | Normed, step: GroupStep, cache: LayerCache) -> Tensor:
         """x: [tokens, hidden], normed. Writes the new rows, then attends."""
-        g = self._geometry
         latents, gates, *index = self._input.split(self._input(x))
-        latents = self._ops.rms_norm(latents, self._norm)
-        q_latent, rows = latents[:, : g.q_rank], latents[:, g.q_rank :]
-        self._ops.rotate(rows[:, g.kv_rank :].unsqueeze(1), step.turns)
-        self._ops.kv_write(rows, cache.latent, step.write)
+        q_latent = self._write(latents, step.turns, step.write, cache)
         index_weights = None
         if self._indexer is not None:
             assert cache.index_cache is not None
@@ -98,6 +94,19 @@ class Attention:
         if self._indexer is not None:
             indexer = self._indexer.single(buffers.index_products, buffers.q_latent)
         return SingleAttention(weights, self._geometry, indexer, buffers)
+
+    def write(self, x: Tensor | Normed, turns: Tensor, addresses: Tensor, cache: LayerCache) -> None:
+        """The new rows alone, of a layer without an indexer."""
+        self._write(self._input.split(self._input(x))[0], turns, addresses, cache)
+
+    def _write(self, latents: Tensor, turns: Tensor, addresses: Tensor, cache: LayerCache) -> Tensor:
+        """Query latents [tokens, rank] of the same tokens."""
+        g = self._geometry
+        latents = self._ops.rms_norm(latents, self._norm)
+        rows = latents[:, g.q_rank :]
+        self._ops.rotate(rows[:, g.kv_rank :].unsqueeze(1), turns)
+        self._ops.kv_write(rows, cache.latent, addresses)
+        return latents[:, : g.q_rank]
 
     def decode(self, residual: Tensor, x: Tensor | Normed, step: PagedDecode, cache: LayerCache) -> Tensor:
         """The same for a step of decodes alone, with rows found by the kernels."""

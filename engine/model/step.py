@@ -67,10 +67,9 @@ def dsa_step(ctx: ForwardContext, pool: KvPool, config: ModelConfig, turns: Tens
     return GroupStep(turns, pool.dsa_latent.of_slots(ctx.dsa_slots), index_write, decode, prefills)
 
 
-def swa_step(ctx: ForwardContext, pool: KvPool, config: ModelConfig, turns: Tensor) -> GroupStep:
+def swa_step(ctx: ForwardContext, part: PoolPart, config: ModelConfig, turns: Tensor) -> GroupStep:
     window = config.swa.window
     assert window is not None
-    part = pool.swa_latent
     decode = _swa_decode(ctx, part, window) if ctx.num_decodes else None
     prefills = tuple(_swa_prefill(ctx, part, window, index) for index in range(ctx.num_decodes, len(ctx.seq_lens)))
     return GroupStep(turns, part.of_slots(ctx.swa_slots), None, decode, prefills)

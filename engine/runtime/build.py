@@ -19,8 +19,10 @@ from engine.config.engine import EngineConfig
 from engine.config.model import ModelConfig
 from engine.model.decoder import TextModel
 from engine.model.kv_pool import KvPool
-from engine.model.load import load_model
+from engine.model.load import load_drafter, load_model
+from engine.model.mtp import Drafter
 from engine.model.ranks import Ranks, least
+from engine.runtime.drafts import Drafts
 from engine.runtime.grammars import Grammars
 from engine.runtime.graphs import DecodeGraphs, GpuRecorder
 from engine.runtime.loop import Loop
@@ -83,6 +85,9 @@ def build(folder: Path, engine: EngineConfig, worker_id: str, team: Team | None 
     ranks = None if team is None else join(team.place)
     device = torch.device(engine.device)
     media = load_media(folder, model_config, device, _DTYPES[engine.dtype])
+    drafter = None
+    if engine.speculative_tokens:
+        drafter = load_drafter(folder, model_config, device, _DTYPES[engine.dtype], engine.max_model_len)
     held = hold(folder, engine, ranks, media)
     plan = held.plan
     log.info("%s in %s on %s\n%s", folder, engine.dtype, engine.device, plan.report())
@@ -91,7 +96,7 @@ def build(folder: Path, engine: EngineConfig, worker_id: str, team: Team | None 
     progress = Progress(only_steps=device.type != "cpu")
     on_layer = progress.stamp if device.type == "cpu" else None
     encoder = None if media is None else media.encoder(device, on_layer)
-    runner = _runner(held, team, sampler, on_layer, encoder)
+    runner = _runner(held, team, sampler, on_layer, encoder, drafter)
     _warm_up(runner, engine, plan)
     intake = None if media is None else media.intake(min(plan.encoder_cache_tokens, plan.max_model_len))
     support = None if intake is None else intake.support
@@ -108,21 +113,28 @@ def _runner(
     sampler: Sampler,
     on_layer: Callable[[], None] | None,
     encoder: MediaEncoder | None,
+    drafter: Drafter | None,
 ) -> Runner:
-    model, plan, pool, graphs = held
-    if team is None:
-        return Runner(model, pool, plan, sampler, on_layer, encoder, graphs)
-    recorded = None if graphs is None else Recorded(graphs.forward, team)
-    return Runner(LeadModel(model, team), pool, plan, sampler, on_layer, encoder, recorded)
+    """The first rank drafts alone, with all of that layer, but for the head."""
+    plan, pool = held.plan, held.pool
+    model: TextModel | LeadModel = held.model
+    graphs: DecodeGraphs | Recorded | None = held.graphs
+    if team is not None:
+        model = LeadModel(held.model, team)
+        graphs = None if held.graphs is None else Recorded(held.graphs.forward, team)
+    drafts = None if drafter is None else Drafts(drafter, model.logits, pool, plan, sampler)
+    return Runner(model, pool, plan, sampler, on_layer, encoder, graphs, drafts)
 
 
 def _warm_up(runner: Runner, engine: EngineConfig, plan: CapacityPlan) -> None:
     """A request before the first one: what is slow only once, or does not work at all, shows before Ready."""
     scheduler = Scheduler(engine, plan)
-    length = min(2 * plan.page_size, plan.max_model_len - 2)
-    scheduler.submit(Submit("warm-up", tuple(range(length)), Sampling(max_tokens=2, top_p=0.9, seed=0)))
+    max_tokens = 2 + engine.speculative_tokens
+    length = min(2 * plan.page_size, plan.max_model_len - max_tokens)
+    scheduler.submit(Submit("warm-up", tuple(range(length)), Sampling(max_tokens=max_tokens, top_p=0.9, seed=0)))
     while (batch := scheduler.schedule()) is not None:
-        scheduler.advance(batch, runner.run(batch).tokens)
+        result = runner.run(batch)
+        scheduler.advance(batch, result.tokens, result.drafts)
     runner.release_ended()
 
 

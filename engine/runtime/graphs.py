@@ -35,13 +35,14 @@ class DecodeGraphs:
         self._model = model
         self._pool = pool
         self._record = record
-        self._sizes = _batch_sizes(plan.max_num_seqs)
+        self._sizes = _batch_sizes(max(plan.max_num_seqs, plan.max_draft_rows))
         longest = -(-plan.max_model_len // plan.page_size) * plan.page_size
         self._key_counts = [*(count for count in _KEY_STEPS if count < longest), longest]
         self._recorded: dict[tuple[int, int], _Recorded] = {}
 
     def forward(self, tokens: Tensor, ctx: ForwardContext) -> Tensor:
-        """tokens: ids [sequences], each a decode; they and the context may lie on the host → final hidden states."""
+        """tokens: ids [sequences], each a decode, or one of those that a decode with drafts is made of; they and the
+        context may lie on the host → final hidden states."""
         count = len(tokens)
         size = self._sizes[bisect_left(self._sizes, count)]
         num_keys = self._key_counts[bisect_left(self._key_counts, max(ctx.seq_lens))]

@@ -41,10 +41,11 @@ log = logging.getLogger(__name__)
 class StepResult(NamedTuple):
     """What a batch brought, for the requests that wanted it."""
 
-    tokens: dict[Request, int]
-    logprobs: dict[Request, TokenLogprobs]
+    tokens: Mapping[Request, Sequence[int]]
+    logprobs: Mapping[Request, Sequence[TokenLogprobs]]  # of all its tokens
     prompt_logprobs: dict[Request, tuple[TokenLogprobs | None, ...]]  # complete ones
     stuck: Mapping[Request, str] = {}  # those that no token can follow, and why
+    drafts: Mapping[Request, Sequence[int]] = {}  # of what may come next
 
 
 class StepRunner(Protocol):
@@ -227,7 +228,7 @@ class Loop:
             self._progress.end_step()
             for request, reason in result.stuck.items():
                 self._fail(request.request_id, "invalid_value", reason)
-            for output in self._scheduler.advance(batch, result.tokens):
+            for output in self._scheduler.advance(batch, result.tokens, result.drafts):
                 self._tell(output, result)
 
     def _fail_batch(self, batch: ScheduledBatch, error: Exception) -> None:
@@ -248,8 +249,8 @@ class Loop:
         tokens = Tokens(
             request.request_id,
             request.index,
-            () if output.token is None else (output.token,),
-            None if logprobs is None else (logprobs,),
+            output.tokens,
+            None if logprobs is None else tuple(logprobs[: len(output.tokens)]),
             output.finish_reason,
             result.prompt_logprobs.get(request),
         )

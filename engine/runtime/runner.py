@@ -6,6 +6,7 @@ Owns the sampler, the step's buffers and the prompt log-probabilities under way.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
 import numpy as np
 import torch
@@ -14,13 +15,15 @@ from engine.config.capacity import CapacityPlan
 from engine.model.context import ForwardContext
 from engine.model.decoder import TextModel
 from engine.model.kv_pool import KvPool
+from engine.runtime.drafts import Drafts
+from engine.runtime.draws import Drawn, draw
 from engine.runtime.graphs import DecodeGraphs
 from engine.runtime.logprobs import token_logprobs
 from engine.runtime.loop import StepResult
-from engine.runtime.masks import MaskJobs
+from engine.runtime.masks import Masked, MaskJobs
 from engine.runtime.media_encoder import MediaEncoder
 from engine.runtime.parallel import LeadModel, RanksError, Recorded
-from engine.runtime.sampler import Allowed, Sampler
+from engine.runtime.sampler import Sampler
 from engine.runtime.step_inputs import StepInputBuilder, StepInputs
 from engine.sched.batch import Scheduled, ScheduledBatch
 from engine.sched.request import Request, State
@@ -39,14 +42,16 @@ class Runner:
         on_layer: Callable[[], None] | None,
         media: MediaEncoder | None = None,
         graphs: DecodeGraphs | Recorded | None = None,
+        drafts: Drafts | None = None,
     ) -> None:
         """`on_layer` is called whenever the model has moved on by a layer. Without `media` there are only ids, without
-        `graphs` steps of decodes alone are launched like any other."""
+        `graphs` steps of decodes alone are launched like any other, and without `drafts` nothing is drafted."""
         self._model = model
         self._pool = pool
         self._sampler = sampler
         self._media = media
         self._graphs = graphs
+        self._drafts = drafts
         self._on_layer = on_layer
         self._device = model.device
         self._inputs = StepInputBuilder(
@@ -59,21 +64,32 @@ class Runner:
     def run(self, batch: ScheduledBatch) -> StepResult:
         self.release_ended()  # first: this batch may run in the place of requests that ended just before it
         requests = [item.request for item in batch.items]
-        sampling = [row for row, item in enumerate(batch.items) if item.samples]
-        masks = self._begin_masks([requests[row] for row in sampling])
+        sampling = [item for item in batch.items if item.samples]
+        masks = self._begin_masks(sampling)
         inputs = self._inputs.build(requests, batch.items)
         hidden = self._hidden(batch, inputs)
         prompt_logprobs = self._read_prompts(batch, inputs, hidden)
-        if not sampling:
-            return StepResult({}, {}, prompt_logprobs)
-        if len(sampling) < batch.num_tokens:
-            last_rows = np.array([inputs.query_starts[row + 1] - 1 for row in sampling])
-            hidden = hidden[self._to_device(last_rows)]
-        logits = self._model.logits(hidden)
-        return self._sample(logits, [requests[row] for row in sampling], masks, prompt_logprobs)
+        drawn = Drawn()
+        if sampling:
+            logits = self._model.logits(self._sampled_rows(batch, inputs, hidden))
+            drawn = draw(self._sampler, logits, sampling, None if masks is None else masks.result())
+        drafts = {} if self._drafts is None else self._drafts.make(batch.items, inputs.starts, hidden, drawn.tokens)
+        return StepResult(drawn.tokens, drawn.logprobs, prompt_logprobs, drawn.stuck, drafts)
+
+    def _sampled_rows(self, batch: ScheduledBatch, inputs: StepInputs, hidden: torch.Tensor) -> torch.Tensor:
+        """Of each item that samples the last row that is not of a draft, and those of its drafts."""
+        rows = [
+            row
+            for item, end in zip(batch.items, inputs.starts[1:], strict=True)
+            if item.samples
+            for row in range(end - 1 - item.num_drafts, end)
+        ]
+        return hidden if len(rows) == batch.num_tokens else hidden[self._to_device(np.array(rows))]
 
     def release_ended(self) -> None:
         self._inputs.keep(lambda request: request.state is State.RUNNING)
+        if self._drafts is not None:
+            self._drafts.keep(lambda request: request.state is State.RUNNING)
         self._sampler.keep(lambda request: request.state is not State.ENDED)
         for request in [one for one in self._prompt_logprobs if one.state is State.ENDED]:
             del self._prompt_logprobs[request]
@@ -89,8 +105,8 @@ class Runner:
             self._media.do(batch.encoder)  # also in a step of decodes alone, where whoever needs it found no pages
         if self._graphs is not None and batch.num_decodes == len(batch.items):
             tokens = torch.from_numpy(inputs.token_ids)
-            return self._graphs.forward(tokens, _context(inputs, batch.num_decodes, torch.from_numpy))
-        context = _context(inputs, batch.num_decodes, self._to_device)
+            return self._graphs.forward(tokens, _context(inputs, batch, torch.from_numpy))
+        context = _context(inputs, batch, self._to_device)
         return self._model.forward(self._tokens(batch, inputs), context, self._pool, self._on_layer)
 
     def _tokens(self, batch: ScheduledBatch, inputs: StepInputs) -> torch.Tensor:
@@ -99,40 +115,22 @@ class Runner:
         if self._media is None or not any(item.media for item in batch.items):
             return ids
         embeddings = self._model.embed(ids)
-        self._media.fill(embeddings, batch.items, inputs.query_starts)
+        self._media.fill(embeddings, batch.items, inputs.starts)
         return embeddings
 
-    def _begin_masks(self, requests: Sequence[Request]) -> Callable[[], Allowed] | None:
-        """Of those that have a grammar, while the model runs; the result waits for them."""
-        rows = [row for row, request in enumerate(requests) if request.matcher is not None]
-        if not rows:
+    def _begin_masks(self, items: Sequence[Scheduled]) -> Future[list[Masked]] | None:
+        """Of those that have a grammar, in their order, while the model runs."""
+        held = [(matcher, item) for item in items if (matcher := item.request.matcher) is not None]
+        if not held:
             return None
-        job = self._masks.begin([matcher for request in requests if (matcher := request.matcher) is not None])
-        return lambda: Allowed(np.array(rows), job.result())
-
-    def _sample(
-        self,
-        logits: torch.Tensor,
-        requests: Sequence[Request],
-        masks: Callable[[], Allowed] | None,
-        prompt_logprobs: dict[Request, tuple[TokenLogprobs | None, ...]],
-    ) -> StepResult:
-        for request in requests:
-            if request not in self._sampler:
-                self._sampler.add(request, request.sampling, request.index, request.tokens)
-        token_ids, entries, stuck = self._sampler.sample(logits, requests, None if masks is None else masks())
-        tokens = dict(zip(requests, token_ids, strict=True))
-        described = zip(requests, entries or (), strict=entries is not None)
-        logprobs = {request: entry for request, entry in described if entry is not None}
-        reasons = {requests[row]: _why_stuck(requests[row]) for row in stuck}
-        return StepResult(tokens, logprobs, prompt_logprobs, reasons)
+        return self._masks.begin([matcher for matcher, _ in held], [item.drafts for _, item in held])
 
     def _read_prompts(
         self, batch: ScheduledBatch, inputs: StepInputs, hidden: torch.Tensor
     ) -> dict[Request, tuple[TokenLogprobs | None, ...]]:
         """Those that are complete with this step."""
         complete = {}
-        for item, start in zip(batch.items, inputs.query_starts, strict=False):
+        for item, start in zip(batch.items, inputs.starts, strict=False):
             if not item.request.reads_prompt:
                 continue
             if item.start == 0:  # also when it was preempted half way
@@ -158,12 +156,8 @@ class Runner:
         return torch.from_numpy(array).to(self._device)
 
 
-def _why_stuck(request: Request) -> str:
-    error = None if request.matcher is None else request.matcher.error
-    return error or "no token is left that both the grammar and the request's other fields allow"
-
-
-def _context(inputs: StepInputs, num_decodes: int, tensor: Callable[[np.ndarray], torch.Tensor]) -> ForwardContext:
+def _context(inputs: StepInputs, batch: ScheduledBatch, tensor: Callable[[np.ndarray], torch.Tensor]) -> ForwardContext:
+    num_decodes = batch.num_decodes + sum(item.num_drafts for item in batch.items)
     return ForwardContext(
         positions=tensor(inputs.positions),
         query_starts=inputs.query_starts,

@@ -106,13 +106,25 @@ class Sampler:
         forbidden = bits.view(len(rows), -1)[:, : logits.shape[1]] == 0
         logits[rows] = logits[rows].masked_fill_(forbidden, -torch.inf)
 
-    def _draw(self, logits: torch.Tensor, slots: Slots) -> torch.Tensor:
+    def guess(self, logits: torch.Tensor, keys: Sequence[Hashable], ahead: int) -> torch.Tensor:
+        """What each of `keys` would draw from these logits [keys, vocab] for the token after `ahead` others. With the
+        same random numbers as the draw that decides then, so that likely drafts are right at every temperature."""
+        slots = np.array([self._state.slots[key] for key in keys], dtype=np.int64)
+        greedy = self._state.columns["greedy"][slots]
+        token_ids = _argmax(logits)
+        if not greedy.all():
+            random = np.flatnonzero(~greedy)
+            places = self._to_device(random)
+            token_ids[places] = self._draw(logits[places], slots[random], ahead)
+        return token_ids
+
+    def _draw(self, logits: torch.Tensor, slots: Slots, ahead: int = 0) -> torch.Tensor:
         columns = self._state.columns
         scaled = logits / self._column("temperature", slots)[:, None]
         if columns["filtered"][slots].any():
             limits = (self._column(name, slots) for name in ("top_k", "top_p", "min_p"))
             scaled.masked_fill_(scaled < lower_bounds(scaled, *limits)[:, None], -torch.inf)
-        keys = row_keys(columns["seed"][slots], columns["index"][slots], columns["num_outputs"][slots])
+        keys = row_keys(columns["seed"][slots], columns["index"][slots], columns["num_outputs"][slots] + ahead)
         # p / E, but for a factor that is the same for the whole row and so for its argmax.
         weights = scaled.sub_(scaled.amax(-1, keepdim=True)).exp_()
         return weights.div_(exponential(self._to_device(keys), self._token_ids)).argmax(-1)

@@ -31,12 +31,18 @@ class SequenceStep(Protocol):
     def dsa_pages(self) -> tuple[int, ...]: ...
     @property
     def swa_pages(self) -> tuple[int, ...]: ...
+    @property
+    def num_drafts(self) -> int: ...
 
 
 class StepInputs(NamedTuple):
+    """To the model a member with drafts is a sequence for each of its tokens: all of them over the same pages, each as
+    long as its token sees."""
+
     token_ids: Int64s  # [tokens]
     positions: Int64s  # [tokens]
-    query_starts: list[int]  # [sequences + 1]
+    starts: list[int]  # [members + 1], where each member's tokens begin; ends with the number of tokens
+    query_starts: list[int]  # [sequences + 1], the same for sequences
     seq_lens: list[int]  # [sequences], the new tokens included
     dsa_slots: Int64s  # [tokens]: page · page_size + place
     swa_slots: Int64s  # [tokens]
@@ -44,14 +50,29 @@ class StepInputs(NamedTuple):
     swa_table: Int32s  # [sequences, pages]
 
 
-class _Tables:
-    """Block tables of one layer group, a row for each living sequence."""
+class Tables:
+    """Block tables of one layer group, a row for each running sequence."""
 
     def __init__(self, num_rows: int, num_pages: int) -> None:
         self.rows = np.full((num_rows, num_pages), NO_PAGE, np.int32)
         self._written: list[tuple[int, ...]] = [()] * num_rows
+        self._row_of: dict[Hashable, int] = {}
+        self._free = list(range(num_rows))
 
-    def write(self, row: int, pages: tuple[int, ...]) -> None:
+    def keep(self, wanted: Callable[[Any], bool]) -> None:
+        """Forgets the others."""
+        for key in [key for key in self._row_of if not wanted(key)]:
+            self._free.append(self._row_of.pop(key))
+
+    def row(self, key: Hashable, pages: tuple[int, ...]) -> int:
+        """Where the sequence's table, with these pages, lies."""
+        row = self._row_of.get(key)
+        if row is None:
+            row = self._row_of[key] = self._free.pop()
+        self._write(row, pages)
+        return row
+
+    def _write(self, row: int, pages: tuple[int, ...]) -> None:
         old = self._written[row]
         if pages is old:
             return
@@ -65,22 +86,21 @@ class StepInputBuilder:
     def __init__(self, page_size: int, max_model_len: int, max_num_seqs: int, max_num_tokens: int) -> None:
         num_pages = -(-max_model_len // page_size)
         self._page_size = page_size
-        self._dsa = _Tables(max_num_seqs, num_pages)
-        self._swa = _Tables(max_num_seqs, num_pages)
-        self._row_of: dict[Hashable, int] = {}
-        self._free = list(range(max_num_seqs))
+        self._dsa = Tables(max_num_seqs, num_pages)
+        self._swa = Tables(max_num_seqs, num_pages)
         self._token_ids = np.zeros(max_num_tokens, np.int64)
         self._counting = np.arange(max_num_tokens, dtype=np.int64)
 
     def keep(self, wanted: Callable[[Any], bool]) -> None:
         """Forgets the sequences that have ended or left the running ones."""
-        for key in [key for key in self._row_of if not wanted(key)]:
-            self._free.append(self._row_of.pop(key))
+        self._dsa.keep(wanted)
+        self._swa.keep(wanted)
 
     def build(self, keys: Sequence[Hashable], steps: Sequence[SequenceStep]) -> StepInputs:
         if len(steps) == 1 and steps[0].num_tokens == 1:
             return self._single(keys[0], steps[0])
-        rows = [self._write_tables(key, step) for key, step in zip(keys, steps, strict=True)]
+        dsa_rows = [self._dsa.row(key, step.dsa_pages) for key, step in zip(keys, steps, strict=True)]
+        swa_rows = [self._swa.row(key, step.swa_pages) for key, step in zip(keys, steps, strict=True)]
         starts = np.array([step.start for step in steps], np.int64)
         counts = np.array([step.num_tokens for step in steps], np.int64)
         ends = counts.cumsum()
@@ -91,22 +111,34 @@ class StepInputBuilder:
         positions = self._counting[:num_tokens] + (starts - ends + counts)[owners]
         numbers, places = np.divmod(positions, self._page_size)
         width = int((starts + counts - 1).max()) // self._page_size + 1
-        dsa_table = self._dsa.rows[rows, :width]
-        swa_table = self._swa.rows[rows, :width]
+        dsa_table = self._dsa.rows[dsa_rows, :width]
+        swa_table = self._swa.rows[swa_rows, :width]
+        dsa_slots = dsa_table[owners, numbers].astype(np.int64) * self._page_size + places
+        swa_slots = swa_table[owners, numbers].astype(np.int64) * self._page_size + places
+        member_starts = query_starts = [0, *ends.tolist()]
+        seq_lens = (starts + counts).tolist()
+        if any(step.num_drafts for step in steps):
+            last = np.repeat([step.num_drafts > 0 for step in steps], counts)  # tokens that end a sequence
+            last[ends - 1] = True
+            chosen = np.flatnonzero(last)
+            dsa_table, swa_table = dsa_table[owners[chosen]], swa_table[owners[chosen]]
+            query_starts = [0, *(chosen + 1).tolist()]
+            seq_lens = (positions[chosen] + 1).tolist()
         return StepInputs(
             token_ids,
             positions,
-            [0, *ends.tolist()],
-            (starts + counts).tolist(),
-            dsa_table[owners, numbers].astype(np.int64) * self._page_size + places,
-            swa_table[owners, numbers].astype(np.int64) * self._page_size + places,
+            member_starts,
+            query_starts,
+            seq_lens,
+            dsa_slots,
+            swa_slots,
             dsa_table,
             swa_table,
         )
 
     def _single(self, key: Hashable, step: SequenceStep) -> StepInputs:
         """One token, for which array arithmetic would take longer than the sampling of its successor."""
-        row = self._write_tables(key, step)
+        dsa_row, swa_row = self._dsa.row(key, step.dsa_pages), self._swa.row(key, step.swa_pages)
         number, place = divmod(step.start, self._page_size)
         token_ids = self._token_ids[:1]
         token_ids[0] = step.token_ids[0]
@@ -114,17 +146,10 @@ class StepInputBuilder:
             token_ids,
             np.array([step.start]),
             [0, 1],
+            [0, 1],
             [step.start + 1],
             np.array([step.dsa_pages[number] * self._page_size + place]),
             np.array([step.swa_pages[number] * self._page_size + place]),
-            self._dsa.rows[row : row + 1, : number + 1],
-            self._swa.rows[row : row + 1, : number + 1],
+            self._dsa.rows[dsa_row : dsa_row + 1, : number + 1],
+            self._swa.rows[swa_row : swa_row + 1, : number + 1],
         )
-
-    def _write_tables(self, key: Hashable, step: SequenceStep) -> int:
-        row = self._row_of.get(key)
-        if row is None:
-            row = self._row_of[key] = self._free.pop()
-        self._dsa.write(row, step.dsa_pages)
-        self._swa.write(row, step.swa_pages)
-        return row

@@ -97,6 +97,7 @@ def build_engine(flags: argparse.Namespace) -> Built:
         tensor_parallel_size=ranks,
         enable_expert_parallel=flags.enable_expert_parallel,
         seed=flags.seed,
+        speculative_tokens=flags.speculative_tokens,
     )
     worker_id = flags.worker_id or f"worker-{os.getpid()}"
     if ranks == 1:
@@ -145,6 +146,7 @@ def parser() -> argparse.ArgumentParser:
     add("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True)
     add("--tensor-parallel-size", type=int, default=1, metavar="N", help="ranks that share every layer, a GPU each")
     add("--enable-expert-parallel", action="store_true", help="each rank holds whole experts")
+    add("--speculative-tokens", type=int, metavar="N", help="drafted at most for each step of a sequence, up to 3")
     add("--seed", type=int, help="of requests that bring none")
     add("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     add("--log-format", default="text", choices=("text", "json"))

@@ -21,6 +21,14 @@ class Scheduled(NamedTuple):
     swa_pages: tuple[int, ...]  # the same; -1 where the page has left the window
     samples: bool  # the token after the last one is wanted
     media: tuple[Span, ...] = ()  # embeddings that stand in the place of those of `token_ids`
+    num_drafts: int = 0  # of the tokens, the last ones: each counts if all before it turn out as drafted
+    mtp_pages: tuple[int, ...] = ()  # as `swa_pages`
+    draft_rows: bool = False  # the drafts' rows of its tokens are to be written
+    next_drafts: int = 0  # to be drafted behind what it samples
+
+    @property
+    def drafts(self) -> tuple[int, ...]:
+        return self.token_ids[self.num_tokens - self.num_drafts :]
 
 
 class ScheduledBatch(NamedTuple):
@@ -34,6 +42,6 @@ class Output(NamedTuple):
     """What a step brought for one request."""
 
     request: Request
-    token: int | None  # None: it asked for no token, and its prompt is computed
+    tokens: tuple[int, ...]  # none: it asked for no token, and its prompt is computed
     finish_reason: FinishReason | None  # of this choice
     finished: Finished | None  # with the last choice that ends

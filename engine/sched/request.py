@@ -5,11 +5,14 @@ The only place where that state changes. Knows nothing of batches or of how page
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from engine.cache.groups import SequencePages
+from engine.config.engine import MAX_SPECULATIVE_TOKENS
 from engine.grammar.matcher import Matcher
+from engine.sched.draft_rates import DraftRates
 from engine.sched.parts import Part, prefix_keys
 from engine.wire.messages import FinishReason, Sampling
 
@@ -28,8 +31,9 @@ class Request:
     """Equal only to itself, and hashable: others may key their own state by it."""
 
     __slots__ = (
-        *("__weakref__", "_max_tokens", "_stop_ids", "finish_reason", "index", "keys", "matcher", "num_computed"),
-        *("num_prompt", "num_truncated", "pages", "rank", "sampling", "state", "submission", "tokens"),
+        *("__weakref__", "_max_tokens", "_stop_ids", "drafts", "finish_reason", "index", "keys", "matcher"),
+        *("max_drafts", "num_computed", "num_prompt", "num_truncated", "pages", "rank", "rates", "sampling", "state"),
+        *("submission", "tokens"),
     )
 
     def __init__(self, submission: Submission, index: int, max_model_len: int) -> None:
@@ -48,6 +52,9 @@ class Request:
         self.finish_reason: FinishReason | None = None
         self.pages: SequencePages | None = None
         self.matcher: Matcher | None = None  # has accepted the whole answer, so that computing it again changes nothing
+        self.drafts: list[int] = []  # for the next step, once everything else is computed
+        self.max_drafts = MAX_SPECULATIVE_TOKENS if submit.speculative_tokens is None else submit.speculative_tokens
+        self.rates = DraftRates()
         self._stop_ids = frozenset(self.sampling.stop_token_ids)
         self._max_tokens = min(self.sampling.max_tokens, max_model_len - self.num_prompt)
 
@@ -79,6 +86,11 @@ class Request:
         return self.num_computed >= self.num_prompt and self.num_computed == len(self.tokens) - 1
 
     @property
+    def num_left(self) -> int:
+        """Tokens that its answer may still get."""
+        return self._max_tokens - len(self.tokens) + self.num_prompt
+
+    @property
     def reads_prompt(self) -> bool:
         """Wants the log-probabilities of its prompt, so that every row of it has to be computed."""
         return self.index == 0 and self.sampling.prompt_logprobs is not None and len(self.tokens) == self.num_prompt
@@ -101,6 +113,7 @@ class Request:
         self.state = State.WAITING
         self.pages = None
         self.num_computed = 0
+        self.drafts = []
 
     def end(self, reason: FinishReason) -> None:
         assert self.state is not State.ENDED
@@ -108,8 +121,22 @@ class Request:
         self.finish_reason = reason
         self.pages = None
 
-    def append(self, token: int) -> FinishReason | None:
-        """Takes a sampled token. Returns why the answer is complete with it, if it is."""
+    def extend(self, tokens: Sequence[int]) -> tuple[tuple[int, ...], FinishReason | None]:
+        """Takes sampled tokens up to the one with which the answer is complete. Those, and why it is, if it is."""
+        for number, token in enumerate(tokens, 1):
+            if (reason := self._append(token)) is not None:
+                return tuple(tokens[:number]), reason
+        return tuple(tokens), None
+
+    def propose(self, drafts: Sequence[int]) -> None:
+        """For the next step. One that would end the answer need not be tried: it may come of itself behind the others.
+
+        Of the tokens that it may still get, the last is not worth a draft either.
+        """
+        ends = (place for place, token in enumerate(drafts) if token in self._stop_ids)
+        self.drafts = list(drafts[: min(next(ends, len(drafts)), max(0, self.num_left - 1))])
+
+    def _append(self, token: int) -> FinishReason | None:
         self.tokens.append(token)
         if self.keys is not self.tokens:
             self.keys.append(token)

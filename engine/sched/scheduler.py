@@ -17,6 +17,7 @@ from engine.config.capacity import CapacityPlan
 from engine.config.engine import EngineConfig
 from engine.grammar.matcher import Matcher
 from engine.sched.batch import Output, ScheduledBatch
+from engine.sched.drafting import DraftPlan
 from engine.sched.encodings import Encodings
 from engine.sched.parts import Part
 from engine.sched.ranked import Ranked
@@ -26,6 +27,8 @@ from engine.sched.submission import Submission
 from engine.wire.messages import Finished, FinishReason, Submit
 
 _STEPS_BETWEEN_TRIES = 8  # of a request that found no room: looking its prompt up costs time in every step
+
+_NO_DRAFTS: Mapping[Request, Sequence[int]] = {}
 
 
 class RefusedError(ValueError):
@@ -45,6 +48,8 @@ class Figures(NamedTuple):
     preemptions: int
     prefix_queries: int
     prefix_hits: int
+    drafted_tokens: tuple[int, ...] = ()  # by position
+    accepted_tokens: tuple[int, ...] = ()
 
 
 class Scheduler:
@@ -67,6 +72,7 @@ class Scheduler:
         self._preemptions = 0
         self._prefix_queries = 0
         self._prefix_hits = 0
+        self._drafts = DraftPlan(config.speculative_tokens, plan.max_draft_rows, self._cache)
 
     # ---- requests come and go
 
@@ -155,6 +161,8 @@ class Scheduler:
             preemptions=self._preemptions,
             prefix_queries=self._prefix_queries,
             prefix_hits=self._prefix_hits,
+            drafted_tokens=tuple(self._drafts.drafted),
+            accepted_tokens=tuple(self._drafts.accepted),
         )
 
     # ---- a step
@@ -171,19 +179,25 @@ class Scheduler:
             if not request.decodes:
                 prefills.append(request)
             elif self._make_room(request, 1, step):
-                step.add(request, 1)
+                self._add(request, self._drafts.verified_with(request, len(self._running)), step)
         for request in prefills:
             if step.budget and request.state is State.RUNNING:
                 wanted = min(request.num_remaining, step.budget)
                 if num_tokens := self._with_media(request, self._make_room(request, wanted, step)):
-                    step.add(request, num_tokens)
+                    self._add(request, num_tokens, step)
         if not step.preempted or self._alone is not None:
             self._admit(step)
         batch = step.batch()
         return None if batch is None else batch._replace(encoder=self._encodings.work())
 
-    def advance(self, batch: ScheduledBatch, sampled: Mapping[Request, int]) -> list[Output]:
-        """The batch has run. `sampled`: the new token of each request in it that samples."""
+    def advance(
+        self,
+        batch: ScheduledBatch,
+        sampled: Mapping[Request, Sequence[int]],
+        drafts: Mapping[Request, Sequence[int]] = _NO_DRAFTS,
+    ) -> list[Output]:
+        """The batch has run. `sampled`: the new tokens of each request in it that samples, which are one more than its
+        drafts that turned out right. `drafts`: for the step after."""
         outputs = []
         self._encodings.ran()
         for item in batch.items:
@@ -191,20 +205,34 @@ class Scheduler:
             pages = request.pages
             if pages is None:
                 continue  # ended while the batch ran
-            computed = request.num_computed = item.start + item.num_tokens
+            begins_answer = len(request.tokens) == request.num_prompt
+            tokens: tuple[int, ...] = ()
+            reason: FinishReason | None = None
+            if item.samples:
+                tokens, reason = request.extend(sampled[request])
+                if item.num_drafts:
+                    self._drafts.saw(request, item.num_drafts, len(tokens) - 1)
+                request.propose(drafts.get(request, ()))
+            computed = item.start + item.num_tokens - item.num_drafts + max(0, len(tokens) - 1)
+            request.num_computed = computed
+            if item.draft_rows:
+                self._cache.drafted(pages, item.start, min(computed, len(request.tokens) - 1))
             if computed >= pages.next_event:
                 self._cache.computed(pages, request.keys, computed)
             if request.parts:
                 self._encodings.computed(request, computed)
             if not item.samples and computed < len(request.tokens):
                 continue
-            if request.index == 0 and len(request.tokens) == request.num_prompt:
+            if request.index == 0 and begins_answer:
                 self._queue_held(request.submission)
-            token = sampled[request] if item.samples else None
-            reason = "length" if token is None else request.append(token)
+            if not item.samples:
+                reason = "length"
             finished = None if reason is None else self._finish(request, reason)
-            outputs.append(Output(request, token, reason, finished))
+            outputs.append(Output(request, tokens, reason, finished))
         return outputs
+
+    def _add(self, request: Request, num_tokens: int, step: Step) -> None:
+        step.add(request, num_tokens, self._drafts.beside(request, num_tokens, len(self._running)))
 
     # ---- room
 
@@ -259,7 +287,7 @@ class Scheduler:
                 return
             if num_tokens == 0:
                 return
-            step.add(request, num_tokens)
+            self._add(request, num_tokens, step)
 
     def _next_waiting(self) -> Request | None:
         if self._alone is None:

@@ -89,6 +89,7 @@ class Submit(Message, frozen=True):
     media: tuple[MediaItem, ...] = ()  # in the order of their offsets
     media_data: MediaData | None = None  # there if there are media
     grammar: Grammar | None = None
+    speculative_tokens: int | None = None  # drafted at most for each step; None: as many as the worker drafts
 
 
 class Abort(Message, frozen=True):
@@ -194,6 +195,8 @@ class Beat(Message, frozen=True):
     preemptions: int
     prefix_queries: int  # prompt tokens looked up since start
     prefix_hits: int
+    drafted_tokens: tuple[int, ...] = ()  # that were checked since start, by position behind the last token
+    accepted_tokens: tuple[int, ...] = ()  # of them
     progress_deadline_s: float = 2.0  # busy and without a change of `progress` for longer: it hangs
     expert_load: tuple[int, ...] = ()  # by rank that holds whole experts: pairs of token and expert since start
     draining: bool = False  # it ends soon: what it has is finished, and so is what still comes, but nothing should

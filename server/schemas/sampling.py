@@ -5,7 +5,7 @@ Owns their bounds. Knows no vocabulary and no context length: what depends on th
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -74,7 +74,7 @@ class GenerationFields(BaseModel):
     priority: int = Field(0, ge=-_INT32 - 1, le=_INT32)
     cache_salt: str = Field("", max_length=256)
     request_id: str | None = Field(None, min_length=1, max_length=128)
-    speculative_tokens: Literal[0] | None = None  # this version drafts none
+    speculative_tokens: int | None = Field(None, ge=0, le=16)  # at most; the server may draft fewer
     mm_processor_kwargs: MediaKnobs = NO_KNOBS
 
     @field_validator("stop", mode="before")

@@ -33,7 +33,7 @@ def test_every_setting_is_an_option() -> None:
         (["--device", "tpu"], "--device must be one of auto, cpu, cuda, got 'tpu'"),
         (["--attention-data-parallel"], "--attention-data-parallel True is not supported in this version"),
         (["--engine", "vllm"], "--engine 'vllm' is not supported in this version"),
-        (["--speculative-tokens", "3"], "--speculative-tokens '3' is not supported in this version"),
+        (["--speculative-tokens", "4"], "--speculative-tokens must be an integer from 0 to 3, got '4'"),
         (["--gateway-workers", "0"], "--gateway-workers must be an integer from 1 to 256, got '0'"),
         (["--allowed-local-media-path", "/nowhere"], "--allowed-local-media-path must be a folder, got '/nowhere'"),
         (["--ssl-certfile", __file__], "--ssl-certfile and --ssl-keyfile"),

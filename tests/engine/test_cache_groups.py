@@ -165,3 +165,60 @@ def test_a_kept_window_serves_those_who_differ_in_the_last_tokens(length: int) -
     cache.end(compute(cache, list(range(300, 350))), resumes=False)
     shared = length - 3
     assert hit(cache, PROMPT[:shared] + [1] * 20) == shared // PAGE * PAGE
+
+
+def drafting_cache(num_slabs: int = 40) -> HybridCache:
+    return HybridCache(small_plan(num_slabs, max_model_len=100, drafts=True), True)
+
+
+def compute_with_drafts(cache: HybridCache, tokens: Sequence[int], pages: SequencePages, upto: int) -> None:
+    """Rows of the drafts are written with the others, up to this token."""
+    start = pages.num_hit
+    while start < len(tokens):
+        end = cache.grow(pages, min(len(tokens), start + CHUNK))
+        if end <= upto:
+            cache.drafted(pages, start, end)
+        start = end
+        cache.computed(pages, tokens, start)
+        cache.check_integrity([pages])
+
+
+def test_the_pages_of_drafts_go_with_the_window_and_are_found_again() -> None:
+    cache = drafting_cache()
+    pages = cache.begin(PROMPT, "", frozenset(), reuse=True)
+    compute_with_drafts(cache, PROMPT, pages, len(PROMPT))
+    assert [page >= 0 for page in pages.mtp] == [page >= 0 for page in pages.swa] == [False] * 8 + [True] * 3
+    assert cache.usage()["mtp"] == 3 * 10 / PLAN.cache_bytes
+    assert cache.can_draft(pages, 42, 42)
+    cache.end(pages, resumes=False)
+    again = cache.begin(PROMPT, "", frozenset(), reuse=True)
+    assert again.num_hit == 40
+    assert [page >= 0 for page in again.mtp] == [False] * 8 + [True] * 2
+    assert cache.can_draft(again, 40, 40)
+    cache.end(again, resumes=False)
+    cache.check_integrity([])
+
+
+def test_a_hit_without_the_window_of_the_drafts_is_one_but_they_pause_until_it_is_written() -> None:
+    cache = drafting_cache()
+    pages = cache.begin(PROMPT, "", frozenset(), reuse=True)
+    compute_with_drafts(cache, PROMPT, pages, upto=28)
+    assert not cache.can_draft(pages, 42, 42)
+    cache.end(pages, resumes=False)
+    again = cache.begin(PROMPT + [1] * 20, "", frozenset(), reuse=True)
+    assert again.num_hit == 40
+    assert again.mtp == [-1] * 10
+    cache.grow(again, 62)
+    assert not cache.can_draft(again, 40, 40 + WINDOW - 2)
+    assert cache.can_draft(again, 40, 40 + WINDOW - 1)
+    cache.end(again, resumes=False)
+    cache.check_integrity([])
+
+
+def test_a_gap_in_the_rows_of_drafts_begins_them_anew() -> None:
+    cache = drafting_cache()
+    pages = cache.begin(PROMPT, "", frozenset(), reuse=True)
+    cache.drafted(pages, 0, 7)
+    assert cache.can_draft(pages, 7, 20)
+    assert not cache.can_draft(pages, 8, 8 + WINDOW - 2)
+    assert cache.can_draft(pages, 8, 8 + WINDOW - 1)

@@ -11,7 +11,7 @@ from engine.cache.pages import DSA, GROUPS, SWA, Group, PagePool
 class Pool:
     """A pool whose forgotten pages are noted."""
 
-    def __init__(self, num_slabs: int, pages_per_slab: tuple[int, int] = (2, 2)) -> None:
+    def __init__(self, num_slabs: int, pages_per_slab: tuple[int, ...] = (2, 2)) -> None:
         self.forgotten: list[tuple[int, int]] = []
         self.pool = PagePool(num_slabs, pages_per_slab, lambda group, page: self.forgotten.append((group, page)))
 
@@ -135,7 +135,7 @@ def test_dropping_what_is_cached_leaves_what_is_used() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_is_done_every_page_stands_in_one_place(seed: int) -> None:
     rng = random.Random(seed)
-    pool = Pool(rng.randrange(1, 8), (rng.randrange(1, 6), rng.randrange(1, 6)))
+    pool = Pool(rng.randrange(1, 8), tuple(rng.randrange(1, 6) for _ in GROUPS))
     held: list[tuple[Group, int]] = []
     cached: set[tuple[Group, int]] = set()
     indexed: set[tuple[Group, int]] = set()

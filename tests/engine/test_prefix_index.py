@@ -76,7 +76,7 @@ def test_a_second_sequence_of_the_same_tokens_leaves_the_known_pages_known() -> 
     root = index.find("", (), 0).tail
     node, taken = index.extend(root, tuple(TOKENS[:PAGE]), (50, 150))
     assert taken == [SWA]
-    assert node.pages == [0, 150]
+    assert node.pages[:2] == [0, 150]
     index.let_go(node)
     index.check_integrity([])
 

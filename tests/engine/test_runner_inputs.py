@@ -16,6 +16,7 @@ class Step(NamedTuple):
     token_ids: tuple[int, ...]
     dsa_pages: tuple[int, ...]
     swa_pages: tuple[int, ...]
+    num_drafts: int = 0
 
 
 def builder() -> StepInputBuilder:
@@ -90,3 +91,19 @@ def test_rows_of_the_forgotten_are_used_again() -> None:
         built.keep(lambda _: False)
         built.keep(lambda _: False)
     check(built.build(range(6), [step] * 6), [step] * 6)
+
+
+def test_a_member_with_drafts_is_a_sequence_for_each_of_its_tokens() -> None:
+    steps = [
+        Step(6, 3, (1, 2, 3), (5, 7, 9), (0, 2, 4), num_drafts=2),
+        Step(4, 1, (4,), (1, 3), (6, 8)),
+        Step(0, 5, (5, 6, 7, 8, 9), (11, 12), (13, 14)),
+    ]
+    inputs = builder().build("abc", steps)
+    assert inputs.starts == [0, 3, 4, 9]
+    assert inputs.query_starts == [0, 1, 2, 3, 4, 9]
+    assert inputs.seq_lens == [7, 8, 9, 5, 5]
+    assert inputs.positions.tolist() == [6, 7, 8, 4, 0, 1, 2, 3, 4]
+    assert inputs.dsa_slots.tolist() == [30, 31, 36, 12, 44, 45, 46, 47, 48]
+    assert inputs.dsa_table.tolist() == [[5, 7, 9]] * 3 + [[1, 3, -1], [11, 12, -1]]
+    assert inputs.swa_table.tolist() == [[0, 2, 4]] * 3 + [[6, 8, -1], [13, 14, -1]]

@@ -92,8 +92,8 @@ def test_no_token_asked_for_ends_with_the_prompt() -> None:
     outputs = []
     while run.scheduler.has_work:
         outputs += run.step()
-    ((_, token, reason, finished),) = outputs
-    assert (token, reason) == (None, "length")
+    ((_, tokens, reason, finished),) = outputs
+    assert (tokens, reason) == ((), "length")
     assert finished is not None
     assert finished.completion_tokens == 0
 

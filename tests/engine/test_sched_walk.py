@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 
 from engine.config.capacity import CapacityPlan
+from engine.sched.scheduler import Figures
 from tests.support.fake_steps import VOCAB, Run, small_plan
 
 
-def random_plan(rng: random.Random) -> CapacityPlan:
+def random_plan(rng: random.Random, drafts: bool) -> CapacityPlan:
     plan = small_plan(
         0,
         page_size=rng.choice([1, 2, 4]),
@@ -18,15 +19,17 @@ def random_plan(rng: random.Random) -> CapacityPlan:
         max_model_len=rng.choice([40, 60, 90]),
         max_num_seqs=rng.choice([1, 3, 8]),
         max_num_batched_tokens=rng.choice([8, 16, 64]),
+        drafts=drafts,
     )
     # Often just the room that one sequence of the greatest length needs.
     return replace(plan, num_slabs=plan.slabs_for(plan.max_model_len) + rng.choice([0, 0, 1, 5, 40]))
 
 
 class Walk:
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, num_drafts: int) -> None:
         self.rng = random.Random(seed)
-        self.run = Run(random_plan(self.rng), enable_prefix_caching=seed % 5 != 0)
+        plan = random_plan(self.rng, num_drafts > 0)
+        self.run = Run(plan, enable_prefix_caching=seed % 5 != 0, speculative_tokens=num_drafts)
         longest = self.run.plan.max_model_len - 4
         self.stems = [[self.token() for _ in range(self.rng.randrange(1, longest))] for _ in range(4)]
         self.disturbed: set[str] = set()  # requests that did not end by themselves
@@ -45,6 +48,7 @@ class Walk:
             n=rng.choice([1, 1, 1, 2, 4]),
             priority=rng.choice([0, 0, 1]),
             cache_salt=rng.choice(["", "salt"]),
+            speculative_tokens=rng.choice([None, None, 1, 0]) if self.run.plan.mtp else None,
             keep_offsets=tuple(rng.sample(range(1, len(prompt) + 1), min(len(prompt), rng.randrange(3)))),
             deadline_s=rng.choice([None, None, 10.0]),
         )
@@ -92,8 +96,8 @@ class Walk:
             assert not run.finished[request_id].aborted
 
 
-def walk(seed: int, num_steps: int) -> None:
-    one = Walk(seed)
+def walk(seed: int, num_steps: int, num_drafts: int) -> Figures:
+    one = Walk(seed, num_drafts)
     for number in range(num_steps):
         if one.rng.random() < 0.5:
             one.submit(f"r{number}")
@@ -103,16 +107,30 @@ def walk(seed: int, num_steps: int) -> None:
     figures = one.run.scheduler.figures()
     assert (figures.running, figures.waiting) == (0, 0)
     assert set(figures.cache_usage.values()) == {0.0}
+    return figures
 
 
 # After the comma: walks on which the last resort is needed (cached prefixes dropped, a request without company) or a
 # request is preempted that has its place in the step already.
 @pytest.mark.parametrize("seed", [*range(40), 42, 411, 585, 1336])
 def test_every_request_gets_its_own_answer_and_one_end(seed: int) -> None:
-    walk(seed, num_steps=60)
+    walk(seed, num_steps=60, num_drafts=0)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_drafts_change_no_answer_and_leave_nothing_behind(seed: int) -> None:
+    walk(seed, num_steps=60, num_drafts=1 + seed % 3)
+
+
+def test_drafts_are_made_and_found_right_and_wrong_on_the_walks() -> None:
+    figures = [walk(seed, num_steps=40, num_drafts=3) for seed in range(4)]
+    drafted = [sum(one.drafted_tokens[position] for one in figures) for position in range(3)]
+    accepted = [sum(one.accepted_tokens[position] for one in figures) for position in range(3)]
+    assert drafted[0] >= drafted[1] >= drafted[2]
+    assert drafted[0] > accepted[0] > accepted[1] > accepted[2] > 0, (drafted, accepted)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1000, 1200))
 def test_every_request_gets_its_own_answer_and_one_end_on_long_walks(seed: int) -> None:
-    walk(seed, num_steps=250)
+    walk(seed, num_steps=250, num_drafts=seed % 4)

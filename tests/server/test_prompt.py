@@ -308,6 +308,7 @@ def test_every_knob_of_a_request_reaches_the_wire() -> None:
         prompt_logprobs=1,
         priority=-3,
         cache_salt="s",
+        speculative_tokens=1,
         min_tokens=2,
     )
     sampling = request.sampling
@@ -319,4 +320,4 @@ def test_every_knob_of_a_request_reaches_the_wire() -> None:
     assert sampling.bad_words_ids == (tuple(encode("cat")), tuple(encode(" cat")))
     assert (request.n, request.stop, request.include_stop) == (2, ("x", "y"), True)
     assert (request.skip_special_tokens, request.return_token_ids) == (False, True)
-    assert (request.priority, request.cache_salt) == (-3, "s")
+    assert (request.priority, request.cache_salt, request.speculative_tokens) == (-3, "s", 1)

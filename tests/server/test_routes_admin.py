@@ -114,8 +114,8 @@ NAMES = [
     "dots3_queue_time_seconds_count",
     'dots3_media_items_total{kind="image"}',
     'dots3_media_decode_seconds_count{kind="video"}',
-    "dots3_spec_drafted_tokens_total",
-    "dots3_spec_accepted_tokens_total",
+    'dots3_spec_drafted_tokens_total{position="3"}',
+    'dots3_spec_accepted_tokens_total{position="1"}',
     'dots3_worker_up{worker="fake-0"}',
     "dots3_worker_restarts_total",
 ]
@@ -162,7 +162,7 @@ def test_keys_that_had_no_effect_are_counted_and_warned_of(gateway: LiveGateway)
 
 
 def test_figures_of_workers_come_from_their_beats() -> None:
-    beat = Beat(1, True, 3, 4, {"dsa": 0.5, "swa": 0.25}, 2, 100, 60)
+    beat = Beat(1, True, 3, 4, {"dsa": 0.5, "swa": 0.25}, 2, 100, 60, (9, 8), (7, 5))
     with live_gateway() as gateway:
         told = gateway.engine.health()[0]
         gateway.engine.health = lambda: (told.__class__(**{**told.__dict__, "beat": beat, "restarts": 5}),)  # type: ignore[method-assign]
@@ -172,6 +172,9 @@ def test_figures_of_workers_come_from_their_beats() -> None:
     assert figures['dots3_kv_cache_usage_ratio{group="swa"}'] == 0.25
     assert figures["dots3_preemptions_total"] == 2
     assert figures["dots3_prefix_cache_hits_total"] == 60
+    drafted = [figures[f'dots3_spec_drafted_tokens_total{{position="{place}"}}'] for place in (1, 2, 3)]
+    assert drafted == [9, 8, 0]
+    assert figures['dots3_spec_accepted_tokens_total{position="2"}'] == 5
     assert figures["dots3_worker_restarts_total"] == 5
 
 

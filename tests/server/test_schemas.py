@@ -235,7 +235,7 @@ def test_a_value_out_of_bounds_is_refused_with_limit_and_value(field: str, value
             "invalid_value",
             "continue_final_message",
         ),
-        ({"speculative_tokens": 3}, "invalid_value", "speculative_tokens"),
+        ({"speculative_tokens": -1}, "invalid_value", "speculative_tokens"),
         ({"request_id": "a\nb"}, "invalid_value", "request_id"),
         ({"cache_salt": 1}, "invalid_value", "cache_salt"),
     ],

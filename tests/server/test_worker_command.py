@@ -24,6 +24,7 @@ def test_settings_become_flags() -> None:
         "--kv-cache-dtype": "auto",
         "--max-model-len": "100",
         "--gpu-memory-utilization": "0.9",
+        "--speculative-tokens": "0",
         "--seed": "0",
         "--log-level": "info",
         "--log-format": "text",

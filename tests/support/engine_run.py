@@ -121,7 +121,7 @@ class EngineRun:
             one.positions += range(item.start, item.start + item.num_tokens)
             one.hidden.append(hidden)
         sampled = {
-            item.request: texts[item.request.request_id].ids[len(item.request.tokens)]
+            item.request: [texts[item.request.request_id].ids[len(item.request.tokens)]]
             for item in batch.items
             if item.samples
         }

@@ -2,12 +2,15 @@
 
 It reads every row that attention would read, through the tables of the batch, and fails if one of them is not that of
 the request's own history: a page given away too early, found wrongly or never written cannot go unseen. A placeholder
-counts as what fills it, which must have been encoded and not forgotten.
+counts as what fills it, which must have been encoded and not forgotten. Drafts are right or wrong by chance; what
+builds on rows of theirs that were not written, or were for tokens that did not come, fails too.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -32,10 +35,12 @@ def small_plan(
     max_model_len: int = 60,
     max_num_seqs: int = 8,
     max_num_batched_tokens: int = 16,
+    drafts: bool = False,
 ) -> CapacityPlan:
     part = RowPart("latent", "float32", 1, 0)
     dsa = GroupPlan("dsa", 1, None, (part,), 12, pages_per_slab[0])
     swa = GroupPlan("swa", 1, window, (part,), 20, pages_per_slab[1])
+    mtp = GroupPlan("mtp", 1, window, (part,), 10, 6) if drafts else None
     return CapacityPlan(
         page_size=page_size,
         slab_bytes=60,
@@ -45,6 +50,8 @@ def small_plan(
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
+        mtp=mtp,
+        max_draft_rows=min(16, max_num_batched_tokens) if drafts else 0,
     )
 
 
@@ -82,18 +89,26 @@ class FakeModel:
         self._window = plan.window
         self._dsa: dict[int, int] = {}  # slot → row
         self._swa: dict[int, int] = {}
+        self._mtp: dict[int, tuple[int, int]] = {}  # slot → row and the token after it
+        self._chance = random.Random(0)
+        self.drafts: dict[Request, list[int]] = {}  # of the last step
         self._encoder_cache_tokens = plan.encoder_cache_tokens
         self._encoder_tokens = plan.max_encoder_tokens
         self.encoded: dict[PartKey, int] = {}  # tokens of what is kept
         self.encodes: list[PartKey] = []  # since the start
 
-    def run(self, batch: ScheduledBatch) -> dict[Request, int]:
+    def run(self, batch: ScheduledBatch) -> dict[Request, list[int]]:
         assert batch.num_tokens == sum(item.num_tokens for item in batch.items)
         assert len({item.request for item in batch.items}) == len(batch.items)
         self._encode(batch)
         for item in batch.items:  # all rows are written before any is read, as in a layer
             self._write(item)
-        return {item.request: token for item in batch.items if (token := self._read(item)) is not None}
+        sampled = {item.request: self._read(item) for item in batch.items}
+        self.drafts = {}
+        for item in batch.items:
+            if item.draft_rows:
+                self._write_drafts(item, sampled[item.request])
+        return {item.request: sampled[item.request] for item in batch.items if item.samples}
 
     def _encode(self, batch: ScheduledBatch) -> None:
         for key in batch.encoder.forgotten:
@@ -121,6 +136,11 @@ class FakeModel:
             if item.start <= part.offset + row < item.start + item.num_tokens
         }
 
+    def _values(self, item: Scheduled) -> list[int]:
+        """Of all its tokens, drafts included."""
+        end = item.start + item.num_tokens - item.num_drafts
+        return digest([*item.request.keys[:end], *item.drafts], item.request.submission.submit.cache_salt)
+
     def _slot(self, table: tuple[int, ...], position: int) -> int:
         page = table[position // self._page_size]
         assert page >= 0, f"position {position} has no page"
@@ -128,29 +148,60 @@ class FakeModel:
 
     def _write(self, item: Scheduled) -> None:
         end = item.start + item.num_tokens
-        assert item.token_ids == tuple(item.request.tokens[item.start : end])
-        values = digest(item.request.keys[:end], item.request.submission.submit.cache_salt)
+        assert item.token_ids == (*item.request.tokens[item.start : end - item.num_drafts], *item.drafts)
+        values = self._values(item)
         for position in range(item.start, end):
             self._dsa[self._slot(item.dsa_pages, position)] = values[position]
             self._swa[self._slot(item.swa_pages, position)] = values[position]
 
-    def _read(self, item: Scheduled) -> int | None:
+    def _read(self, item: Scheduled) -> list[int]:
+        """What follows: of each draft that is right one token more."""
         end = item.start + item.num_tokens
-        values = digest(item.request.keys[:end], item.request.submission.submit.cache_salt)
+        values = self._values(item)
         for position in range(end):
             assert self._dsa[self._slot(item.dsa_pages, position)] == values[position]
         for position in range(max(0, item.start - self._window + 1), end):
             assert self._swa[self._slot(item.swa_pages, position)] == values[position]
-        return next_token(values[-1], item.request.index) if item.samples else None
+        if not item.samples:
+            return []
+        tokens: list[int] = []
+        for place in range(end - 1 - item.num_drafts, end):
+            tokens.append(next_token(values[place], item.request.index))
+            if len(tokens) > item.num_drafts or item.drafts[len(tokens) - 1] != tokens[-1]:
+                break
+        return tokens
+
+    def _write_drafts(self, item: Scheduled, sampled: list[int]) -> None:
+        request, salt = item.request, item.request.submission.submit.cache_salt
+        tokens = [*request.keys, *sampled]
+        values = digest(tokens, salt)
+        end = min(item.start + item.num_tokens - item.num_drafts + max(0, len(sampled) - 1), len(tokens) - 1)
+        for position in range(item.start, end):
+            self._mtp[self._slot(item.mtp_pages, position)] = (values[position], tokens[position + 1])
+        if not item.next_drafts:
+            return
+        drafts: list[int] = []
+        for position in range(end - 1, end - 1 + item.next_drafts):
+            for before in range(max(0, position - self._window + 1), end):
+                row, following = self._mtp[self._slot(item.mtp_pages, before)]
+                assert row == values[before]
+                # The last row of a shared page was written for what came after it elsewhere.
+                assert following == tokens[before + 1] or (before + 1) % self._page_size == 0
+            self._mtp[self._slot(item.mtp_pages, position)] = (values[end - 1], -1)
+            self._mtp[self._slot(item.mtp_pages, end - 1)] = (values[end - 1], tokens[end])
+            right = next_token(digest([*tokens, *drafts], salt)[-1], request.index)
+            drafts.append(right if self._chance.random() < 0.7 else self._chance.randrange(VOCAB))
+        self.drafts[request] = drafts
 
 
 class Run:
     """A scheduler with its model: what came out by request, and that each got one terminal message."""
 
-    def __init__(self, plan: CapacityPlan, *, enable_prefix_caching: bool = True) -> None:
+    def __init__(self, plan: CapacityPlan, *, enable_prefix_caching: bool = True, **settings: Any) -> None:
         self.plan = plan
         self.now = 0.0
-        self.scheduler = Scheduler(EngineConfig(enable_prefix_caching=enable_prefix_caching), plan, lambda: self.now)
+        config = EngineConfig(enable_prefix_caching=enable_prefix_caching, **settings)
+        self.scheduler = Scheduler(config, plan, lambda: self.now)
         self.model = FakeModel(plan)
         self.submits: dict[str, Submit] = {}  # placeholders as what fills them
         self.answers: dict[tuple[str, int], list[int]] = {}
@@ -188,12 +239,11 @@ class Run:
         self.batches.append(batch)
         assert 0 < batch.num_tokens <= self.plan.max_num_batched_tokens
         assert len(batch.items) <= self.plan.max_num_seqs
-        outputs = self.scheduler.advance(batch, self.model.run(batch))
+        outputs = self.scheduler.advance(batch, self.model.run(batch), self.model.drafts)
         self.scheduler.check_integrity()
-        for request, token, reason, finished in outputs:
+        for request, tokens, reason, finished in outputs:
             key = (request.request_id, request.index)
-            if token is not None:
-                self.answers.setdefault(key, []).append(token)
+            self.answers.setdefault(key, []).extend(tokens)
             if reason is not None:
                 assert key not in self.reasons
                 self.reasons[key] = reason

@@ -1,0 +1,80 @@
+"""The layer that drafts: from a token and the hidden state before it to a hidden state for the token after it.
+
+Owns its own embedding, norms and sliding-window block; the head is the text model's. Each pass over a sequence's last
+row gives one more draft, fed with the one before. Rows of its cache depend on token and hidden state alone, so that all
+but the last need no attention. Knows nothing of which drafts are right.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.config.model import ModelConfig
+from engine.kernels.ops import Ops
+from engine.model.blocks import Weights, turns_table
+from engine.model.context import ForwardContext
+from engine.model.decoder import Layer, take_norm
+from engine.model.kv_pool import KvPool, PoolPart
+from engine.model.linear import Linear, Part
+from engine.model.mla import LayerCache
+from engine.model.paged_decode import swa_decode
+from engine.model.step import swa_step
+
+
+class Drafter:
+    def __init__(self, weights: Weights, config: ModelConfig, ops: Ops, max_positions: int | None = None) -> None:
+        self._config = config
+        self._ops = ops
+        prefix = f"model.layers.{config.num_layers}"
+        hidden = config.hidden
+        self._embedding = weights.take("model.mtp.embed_tokens.weight", config.vocab_size, hidden)
+        self._token_norm = take_norm(weights, f"{prefix}.enorm.weight", config)
+        self._hidden_norm = take_norm(weights, f"{prefix}.hnorm.weight", config)
+        self._join = Linear(weights, [Part(f"{prefix}.eh_proj.weight", hidden)], 2 * hidden, ops)
+        with_it = replace(config, layer_types=(*config.layer_types, "swa"), moe_layers=(*config.moe_layers, False))
+        self._layer = Layer(weights, config.num_layers, with_it, ops)
+        self._norm = take_norm(weights, f"{prefix}.shared_head.norm.weight", config)
+        positions = max_positions or config.max_position_embeddings
+        device = self._embedding.device
+        self._turns_table = turns_table(config.swa.theta, config.swa.rope, positions, device)
+
+    @torch.inference_mode()
+    def write(self, tokens: Tensor, positions: Tensor, hidden: Tensor, slots: Tensor, pool: KvPool) -> None:
+        """The cache rows of `positions`. `tokens` [rows]: the next ones; `hidden` [rows, hidden]: the text model's."""
+        part = _rows_of(pool)
+        self._layer.write(
+            self._joined(tokens, positions, hidden), self._turns(positions), part.of_slots(slots), _cache(part)
+        )
+
+    @torch.inference_mode()
+    def forward(self, tokens: Tensor, hidden: Tensor, ctx: ForwardContext, pool: KvPool) -> Tensor:
+        """One row a sequence: writes it, and gives hidden states for the head and for the next pass.
+
+        `ctx` is of decodes; slots and table of its sliding window are those of the drafts.
+        """
+        part = _rows_of(pool)
+        turns = self._turns(ctx.positions)
+        step = swa_step(ctx, part, self._config, turns) if self._ops.paged is None else swa_decode(ctx, part, turns)
+        x = self._layer.forward(self._joined(tokens, ctx.positions, hidden), step, _cache(part))
+        return self._ops.rms_norm(x, self._norm)
+
+    def _joined(self, tokens: Tensor, positions: Tensor, hidden: Tensor) -> Tensor:
+        embedded = F.embedding(tokens, self._embedding).masked_fill((positions == 0).unsqueeze(1), 0.0)
+        pair = (self._ops.rms_norm(embedded, self._token_norm), self._ops.rms_norm(hidden, self._hidden_norm))
+        return self._join(torch.cat(pair, dim=-1))
+
+    def _turns(self, positions: Tensor) -> Tensor:
+        return self._turns_table.index_select(0, positions).unsqueeze(1)
+
+
+def _rows_of(pool: KvPool) -> PoolPart:
+    assert pool.mtp_latent is not None
+    return pool.mtp_latent
+
+
+def _cache(part: PoolPart) -> LayerCache:
+    return LayerCache(part.layers[0], None)

@@ -1,0 +1,91 @@
+"""The tokens that a step brings: one for each request that samples, more for one whose drafts are right.
+
+Each position is drawn as if the ones before it had been steps of their own, and a draft counts if it equals what is
+drawn: so an answer is the same with and without drafts, whatever its fields ask for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from engine.runtime.masks import Masked
+from engine.runtime.sampler import Allowed, Sampled, Sampler
+from engine.sched.batch import Scheduled
+from engine.sched.request import Request
+from engine.wire.messages import TokenLogprobs
+
+
+@dataclass
+class Drawn:
+    tokens: dict[Request, list[int]] = field(default_factory=dict)
+    logprobs: dict[Request, list[TokenLogprobs]] = field(default_factory=dict)  # of those that want them
+    stuck: dict[Request, str] = field(default_factory=dict)  # those that no token can follow, and why
+
+
+def draw(sampler: Sampler, logits: torch.Tensor, items: Sequence[Scheduled], levels: Sequence[Masked] | None) -> Drawn:
+    """`logits` [rows, vocab]: of each item's last token that is no draft, then of its drafts; they are overwritten.
+
+    `levels`: masks of the items that have a grammar, in their order, behind each number of drafts.
+    """
+    for item in items:
+        if item.request not in sampler:
+            sampler.add(item.request, item.request.sampling, item.request.index, item.request.tokens)
+    counts = [1 + item.num_drafts for item in items]
+    held = [place for place, item in enumerate(items) if item.request.matcher is not None]
+    drawn = Drawn()
+    left = list(range(len(items)))
+    depth = 0
+    while left:
+        requests = [items[place].request for place in left]
+        here = logits if len(left) == len(logits) else logits[_rows(counts, left, depth).to(logits.device)]
+        level = levels[depth] if levels and depth < len(levels) else None
+        allowed = None if level is None else _allowed(level, held, left)
+        sampled = sampler.sample(here, requests, allowed)
+        _take(drawn, requests, sampled, depth)
+        masked = {held[member] for member in levels[depth + 1].members} if levels and depth + 1 < len(levels) else ()
+        left = [
+            place
+            for place, token in zip(left, sampled.token_ids, strict=True)
+            if depth < items[place].num_drafts
+            and items[place].drafts[depth] == token
+            and (items[place].request.matcher is None or place in masked)
+        ]
+        depth += 1
+    return drawn
+
+
+def _rows(counts: Sequence[int], left: Sequence[int], depth: int) -> torch.Tensor:
+    ends = np.array(counts).cumsum()
+    return torch.from_numpy(ends[left] - np.array(counts)[left] + depth)
+
+
+def _allowed(level: Masked, held: Sequence[int], left: Sequence[int]) -> Allowed | None:
+    """Of those that are left; a mask may be there also behind a draft that was not drawn."""
+    row_of = {place: row for row, place in enumerate(left)}
+    chosen = [(row_of[held[one]], word) for word, one in enumerate(level.members) if held[one] in row_of]
+    if not chosen:
+        return None
+    rows, words = np.array(chosen, np.int64).T
+    return Allowed(rows, level.words[words])
+
+
+def _take(drawn: Drawn, requests: Sequence[Request], sampled: Sampled, depth: int) -> None:
+    entries = sampled.logprobs or [None] * len(requests)
+    for row, (request, token, entry) in enumerate(zip(requests, sampled.token_ids, entries, strict=True)):
+        if row in sampled.stuck:
+            if depth == 0:  # else the tokens before it are told first, and the next step finds the same
+                drawn.stuck[request] = _why_stuck(request)
+                drawn.tokens[request] = [token]
+            continue
+        drawn.tokens.setdefault(request, []).append(token)
+        if entry is not None:
+            drawn.logprobs.setdefault(request, []).append(entry)
+
+
+def _why_stuck(request: Request) -> str:
+    error = None if request.matcher is None else request.matcher.error
+    return error or "no token is left that both the grammar and the request's other fields allow"

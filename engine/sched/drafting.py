@@ -1,0 +1,65 @@
+"""How many tokens are drafted ahead for whom: by how many sequences run, how each one's drafts have fared, and room.
+
+Verifying a draft costs about what another sequence's token costs, so drafts only fill a step up to a fixed number of
+rows, and they take no page from anybody. Knows nothing of tensors and of what is drafted.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from engine.cache.groups import HybridCache
+from engine.sched.request import Request
+
+
+class Drafting(NamedTuple):
+    """What of a request's drafts is made beside its step."""
+
+    rows: bool = False
+    following: int = 0
+
+
+class DraftPlan:
+    def __init__(self, most: int, max_rows: int, cache: HybridCache) -> None:
+        """`most`: drafts of a sequence. `max_rows`: of a step's sequences that decode, their drafts included."""
+        self._most = most
+        self._max_rows = max_rows
+        self._cache = cache
+        self.drafted = [0] * most  # that were verified, by position
+        self.accepted = [0] * most
+
+    def verified_with(self, request: Request, num_running: int) -> int:
+        """How many tokens a request that decodes has in this step; its drafts are cut to what there is room for."""
+        if not request.drafts:
+            return 1
+        del request.drafts[self._limit(num_running) :]
+        assert request.pages is not None
+        room = self._cache.grow(request.pages, request.num_computed + 1 + len(request.drafts))
+        del request.drafts[room - request.num_computed - 1 :]
+        return 1 + len(request.drafts)
+
+    def beside(self, request: Request, num_tokens: int, num_running: int) -> Drafting:
+        """For a step in which the request has so many tokens, its drafts included."""
+        most = min(self._limit(num_running), request.max_drafts)
+        if most == 0:
+            return Drafting()
+        pages, start = request.pages, request.num_computed
+        assert pages is not None
+        sure = start + num_tokens - len(request.drafts)  # tokens computed after the step, at least
+        if sure < len(request.tokens) or not self._cache.can_draft(pages, start, sure - 1):
+            return Drafting(rows=True)
+        most = request.rates.worth(min(most, request.num_left - 2))
+        if most < 1:
+            return Drafting(rows=True)
+        # The first draft builds on the last row that is computed, and each other one on a row more.
+        rows = start + num_tokens - 1
+        return Drafting(True, self._cache.grow(pages, rows + most) - rows)
+
+    def saw(self, request: Request, num_drafts: int, num_right: int) -> None:
+        request.rates.saw(num_drafts, num_right)
+        for position in range(num_drafts):
+            self.drafted[position] += 1
+            self.accepted[position] += position < num_right
+
+    def _limit(self, num_running: int) -> int:
+        return max(0, min(self._most, self._max_rows // max(1, num_running) - 1))
