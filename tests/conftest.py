@@ -3,6 +3,7 @@
 The markers themselves (e2e, gpu, slow) are declared in pyproject.toml.
 """
 
+import gc
 import os
 import random
 import subprocess
@@ -18,6 +19,15 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 SEED = 20_260_101
+
+# Until all tests are known nothing becomes garbage but a million objects are made, and each pass looks at all of them.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """What the modules hold is there to stay: garbage is looked for among what the tests make."""
+    gc.freeze()
+    gc.enable()
 
 
 @cache

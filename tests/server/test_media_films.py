@@ -17,6 +17,8 @@ from tests.support.live_gateway import LiveGateway
 from tests.support.media_fixture_adapter import LIMITS
 from tests.support.media_links import file_part, text, user
 
+pytestmark = pytest.mark.e2e
+
 LONG = VideoFacts.constant_rate(1080, 1920, 30.0, 18_000)  # ten minutes
 LENGTH = 32_768
 

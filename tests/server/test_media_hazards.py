@@ -16,6 +16,8 @@ from tests.multimodal.test_image import png
 from tests.support.live_gateway import LiveGateway
 from tests.support.media_links import content, data_url, part, user
 
+pytestmark = pytest.mark.e2e
+
 EIGHT_SECONDS = list(range(0, 8000, 40))
 TONE = (np.sin(np.arange(16000) * 0.2) * 16000).astype(np.int16)
 

@@ -19,6 +19,8 @@ from tests.support.live_gateway import LiveGateway, prompts
 from tests.support.media_fixture_adapter import LIMITS
 from tests.support.media_links import content, data_url, file_part, part, sound_part, text, user
 
+pytestmark = pytest.mark.e2e
+
 IMAGE_PAD, AUDIO_PAD = (prompts().tokenizer.token_id(pad) for pad in ("<|imgpad|>", "<|audio_comp_pad|>"))
 WAV = encoded.wav((np.sin(np.arange(16000) * 0.2) * 16000).astype(np.int16)[:, None])
 ASK = text("What is it?")
