@@ -102,9 +102,9 @@ def test_counts_add_up_whichever_process_is_asked(pair: ServerProcess) -> None:
     def ask(_: int) -> int:
         return pair.post("/v1/completions", prompt=PROMPT, max_tokens=2, ignore_eos=True).status_code
 
-    for number in range(10):  # a process that stands still for long would be taken for one that hangs
+    for number in range(20):  # a process that stands still for many seconds loses its worker
         with only(pair, number % 2), ThreadPoolExecutor(2) as pool:
-            assert set(pool.map(ask, range(10))) == {200}
+            assert set(pool.map(ask, range(5))) == {200}
     pair.wait_until("nothing runs", lambda: idle(pair))
     for counts in at_each(pair, lambda: {name: pair.metric(name) for name in COUNTED}):
         more = {name: counts[name] - before[name] for name in COUNTED}
@@ -118,7 +118,7 @@ def test_what_runs_is_counted_once_and_all_tell_the_same_series(pair: ServerProc
     streams = []
     for place in range(2):
         with only(pair, place):
-            streams.append(Stream(pair, PROMPT, 3000))
+            streams.append(Stream(pair, PROMPT, 6000))
             streams[-1].until_begun()
     pair.wait_until("both run", lambda: pair.metric("dots3_requests_running") == 2)
     first, second = at_each(pair, lambda: series(pair))
@@ -138,7 +138,7 @@ def test_the_queue_is_one(pair: ServerProcess) -> None:
     streams = []
     for place in (0, 0, 0, 1):
         with only(pair, place):
-            streams.append(Stream(pair, PROMPT, 3000))
+            streams.append(Stream(pair, PROMPT, 6000))
             pair.wait_until(
                 "it is inside", lambda: pair.metric("dots3_requests_running") >= min(len(streams), LIMIT - 1)
             )
@@ -221,7 +221,7 @@ def test_sigterm_drains_both(scripted: ServerProcess) -> None:
     streams = []
     for place in range(2):
         with only(scripted, place):
-            streams.append(Stream(scripted, PROMPT, 200))
+            streams.append(Stream(scripted, PROMPT, 500))
             streams[-1].until_begun()
     scripted.process.send_signal(signal.SIGTERM)
     scripted.wait_until("not ready", lambda: scripted.get("/readyz").status_code == 503)
