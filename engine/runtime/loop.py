@@ -33,6 +33,8 @@ from engine.wire.messages import (
     ToWorker,
 )
 
+# A signal that comes right before a wait begins does not end it, and its handler is called only when the wait is over.
+_LONGEST_WAIT_S = 0.5
 _NO_BATCH_WAIT_S = 0.005  # before the scheduler is asked again when it found nothing to run though requests wait
 
 log = logging.getLogger(__name__)
@@ -137,9 +139,10 @@ class Loop:
     # ---- in
 
     def _take_letters(self, inbox: queue.SimpleQueue[Letter], wait_s: float | None) -> None:
-        """All that have arrived; waits so long for the first, None: for ever."""
+        """All that have arrived; waits so long for the first, None: until it is time to look for a signal."""
+        timeout_s = _LONGEST_WAIT_S if wait_s is None else wait_s
         with contextlib.suppress(queue.Empty):
-            self._take(inbox.get(timeout=wait_s) if wait_s != 0 else inbox.get_nowait())
+            self._take(inbox.get(timeout=timeout_s) if timeout_s else inbox.get_nowait())
             while self._stopping is None:
                 self._take(inbox.get_nowait())
         for finished in self._scheduler.expire():
