@@ -73,7 +73,8 @@ class ScriptedWorker:
         self.mailroom.close()
 
     def _beat(self) -> Beat:
-        return Beat(1, self._busy, len(self._held), 0, {"dsa": 0.5}, 0, 0, 0, self._progress_deadline_s)
+        figures = (len(self._held), 0, {"dsa": 0.5}, 0, 0, 0)
+        return Beat(1, self._busy, *figures, progress_deadline_s=self._progress_deadline_s)
 
     def _answers(self, message: Submit | Abort | Stop) -> list[Message]:
         if isinstance(message, Submit):
