@@ -18,6 +18,7 @@ from engine.wire.blobs import FOLDER
 from tests.e2e.conftest import Start
 from tests.e2e.server_process import MODEL, ROOT, ServerProcess
 from tests.support.media_links import content, data_url, file_part, part, text, user
+from tests.support.open_files import open_files
 from training.evaluation.held_out import item, keys
 from training.evaluation.request_body import request_body
 
@@ -91,8 +92,7 @@ def test_no_shared_memory_and_no_process_is_left_behind(start_server: Start) -> 
 
 def blobs_of(process: int) -> list[Path]:
     """Named files in shared memory that it holds open; other servers may run on this machine."""
-    links = [os.readlink(link) for link in Path(f"/proc/{process}/fd").iterdir() if link.is_symlink()]
-    return [Path(link) for link in links if re.fullmatch(rf"{FOLDER}/dots3-blob-[0-9a-f]+", link)]
+    return [path for path in open_files(process) if re.fullmatch(rf"{FOLDER}/dots3-blob-[0-9a-f]+", str(path))]
 
 
 def is_decoder_of(process: Path, parent: int) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from engine.wire.blobs import SharedBlob, is_here
+from tests.support.open_files import open_files
 
 pytestmark = pytest.mark.e2e
 
@@ -41,17 +42,20 @@ def test_a_worker_that_starts_removes_what_is_left_of_the_killed(tmp_path: Path)
 
 
 def test_a_worker_that_ends_takes_its_probe_along(tmp_path: Path) -> None:
-    before = set(Path("/dev/shm").glob("dots3-blob-*"))
     command = [sys.executable, "-m", "engine.runtime.worker", "--listen", f"ipc://{tmp_path}/w"]
-    worker = subprocess.Popen([*command, "--model", "models/dots3-note-tiny"], stderr=subprocess.PIPE, text=True)
-    assert worker.stderr is not None
-    for line in worker.stderr:
-        if "ready on" in line:
-            break
-    mapped = {Path(os.readlink(link)) for link in Path(f"/proc/{worker.pid}/fd").iterdir()} - before
-    probes = {path for path in mapped if path.name.startswith("dots3-blob-")}
-    assert len(probes) == 1
-    worker.terminate()
-    worker.communicate(timeout=30)  # reads to the end: a log that cannot be written would be an exit status of its own
+    with subprocess.Popen([*command, "--model", "models/dots3-note-tiny"], stderr=subprocess.PIPE, text=True) as worker:
+        try:
+            assert worker.stderr is not None
+            for line in worker.stderr:
+                if "ready on" in line:
+                    break
+            probes = {path for path in open_files(worker.pid) if path.name.startswith("dots3-blob-")}
+            assert len(probes) == 1
+            worker.terminate()
+            worker.communicate(
+                timeout=60
+            )  # to the end: a log that cannot be written would be an exit status of its own
+        finally:
+            worker.kill()
     assert worker.returncode == 0
     assert not any(path.exists() for path in probes)

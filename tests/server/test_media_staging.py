@@ -1,9 +1,9 @@
 """How arrays reach the worker, in shared memory or in the message; and how long what was decoded is kept."""
 
 import asyncio
+import os
 import resource
 import signal
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -20,6 +20,7 @@ from server.media.staging import stage
 from server.router import Router
 from server.worker_link import WorkerLink
 from tests.support.fake_engine import READY
+from tests.support.open_files import open_files
 
 PADS = {"image": 7, "audio": 8}
 
@@ -162,8 +163,7 @@ def test_a_request_that_leaves_while_its_blob_is_filled_leaves_none() -> None:
 
 
 def own_blobs() -> set[str]:
-    links = [link.readlink() for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
-    return {str(link) for link in links if "dots3-blob-" in str(link)}
+    return {str(path) for path in open_files(os.getpid()) if "dots3-blob-" in path.name}
 
 
 def test_workers_that_do_not_all_share_memory_get_messages() -> None:
