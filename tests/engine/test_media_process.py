@@ -52,9 +52,8 @@ def test_a_worker_that_ends_takes_its_probe_along(tmp_path: Path) -> None:
             probes = {path for path in open_files(worker.pid) if path.name.startswith("dots3-blob-")}
             assert len(probes) == 1
             worker.terminate()
-            worker.communicate(
-                timeout=60
-            )  # to the end: a log that cannot be written would be an exit status of its own
+            # To the end: a log that cannot be written would be an exit status of its own.
+            worker.communicate(timeout=60)
         finally:
             worker.kill()
     assert worker.returncode == 0
