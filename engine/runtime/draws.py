@@ -35,6 +35,7 @@ def draw(sampler: Sampler, logits: torch.Tensor, items: Sequence[Scheduled], lev
         if item.request not in sampler:
             sampler.add(item.request, item.request.sampling, item.request.index, item.request.tokens)
     counts = [1 + item.num_drafts for item in items]
+    deepest = max(counts) - 1
     held = [place for place, item in enumerate(items) if item.request.matcher is not None]
     drawn = Drawn()
     left = list(range(len(items)))
@@ -46,6 +47,8 @@ def draw(sampler: Sampler, logits: torch.Tensor, items: Sequence[Scheduled], lev
         allowed = None if level is None else _allowed(level, held, left)
         sampled = sampler.sample(here, requests, allowed)
         _take(drawn, requests, sampled, depth)
+        if depth == deepest:
+            break
         masked = {held[member] for member in levels[depth + 1].members} if levels and depth + 1 < len(levels) else ()
         left = [
             place

@@ -19,6 +19,9 @@ class Drafting(NamedTuple):
     following: int = 0
 
 
+_NOTHING = Drafting()
+
+
 class DraftPlan:
     def __init__(self, most: int, max_rows: int, cache: HybridCache) -> None:
         """`most`: drafts of a sequence. `max_rows`: of a step's sequences that decode, their drafts included."""
@@ -40,9 +43,11 @@ class DraftPlan:
 
     def beside(self, request: Request, num_tokens: int, num_running: int) -> Drafting:
         """For a step in which the request has so many tokens, its drafts included."""
+        if self._most == 0:  # of a server without drafts, whose every step comes by here for every request
+            return _NOTHING
         most = min(self._limit(num_running), request.max_drafts)
         if most == 0:
-            return Drafting()
+            return _NOTHING
         pages, start = request.pages, request.num_computed
         assert pages is not None
         sure = start + num_tokens - len(request.drafts)  # tokens computed after the step, at least

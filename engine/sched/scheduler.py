@@ -212,7 +212,8 @@ class Scheduler:
                 tokens, reason = request.extend(sampled[request])
                 if item.num_drafts:
                     self._drafts.saw(request, item.num_drafts, len(tokens) - 1)
-                request.propose(drafts.get(request, ()))
+                if drafts or request.drafts:
+                    request.propose(drafts.get(request, ()))
             computed = item.start + item.num_tokens - item.num_drafts + max(0, len(tokens) - 1)
             request.num_computed = computed
             if item.draft_rows:

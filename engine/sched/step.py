@@ -36,7 +36,9 @@ class Step:
             start = request.num_computed
             num_drafts = len(request.drafts)
             end = start + num_tokens - num_drafts
-            ids = (*request.tokens[start:end], *request.drafts)
+            ids = tuple(request.tokens[start:end])
+            if num_drafts:
+                ids += tuple(request.drafts)
             samples = end == len(request.tokens) and request.sampling.max_tokens > 0
             media = spans_within(request.parts, start, num_tokens) if request.parts else ()
             dsa, swa, mtp = pages.tables
