@@ -2,6 +2,7 @@
 
 import pytest
 
+from engine.sched.batch import ScheduledBatch
 from engine.sched.draft_rates import DraftRates
 from tests.support.fake_steps import STOP_ID, Run, small_plan
 
@@ -103,12 +104,18 @@ def test_what_was_drafted_is_forgotten_with_a_preemption() -> None:
     assert request.drafts == []
 
 
-def test_a_request_that_is_aborted_between_its_draft_and_the_check_leaves_nothing_behind() -> None:
+def before_a_check() -> tuple[Run, ScheduledBatch]:
+    """One sequence, and the step that would check its first drafts."""
     run = run_with()
     run.submit("a", [1, 2, 3], max_tokens=30)
     run.step()
     batch = run.scheduler.schedule()
     assert batch is not None
+    return run, batch
+
+
+def test_a_request_that_is_aborted_between_its_draft_and_the_check_leaves_nothing_behind() -> None:
+    run, batch = before_a_check()
     assert batch.items[0].num_drafts == 3
     finished = run.scheduler.abort("a")
     assert finished is not None
@@ -117,11 +124,7 @@ def test_a_request_that_is_aborted_between_its_draft_and_the_check_leaves_nothin
 
 
 def test_a_stop_in_the_middle_of_a_burst_ends_the_answer_there() -> None:
-    run = run_with()
-    run.submit("a", [1, 2, 3], max_tokens=30)
-    run.step()
-    batch = run.scheduler.schedule()
-    assert batch is not None
+    run, batch = before_a_check()
     (item,) = batch.items
     (output,) = run.scheduler.advance(batch, {item.request: [*item.drafts, 9]})
     assert output.tokens == (*item.drafts, 9)
@@ -131,11 +134,7 @@ def test_a_stop_in_the_middle_of_a_burst_ends_the_answer_there() -> None:
 
 
 def test_a_stop_id_within_a_burst_ends_it_and_what_follows_is_not_told() -> None:
-    run = run_with()
-    run.submit("a", [1, 2, 3], max_tokens=30)
-    run.step()
-    batch = run.scheduler.schedule()
-    assert batch is not None
+    run, batch = before_a_check()
     (item,) = batch.items
     (output,) = run.scheduler.advance(batch, {item.request: [item.drafts[0], STOP_ID]})
     assert (output.tokens, output.finish_reason) == ((item.drafts[0], STOP_ID), "stop")
