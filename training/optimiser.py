@@ -55,15 +55,18 @@ class Muon:
 
     @torch.no_grad()
     def step(self, factor: float, sound: Tensor) -> None:
-        """`sound` false (on the device, never waited for): the gradients count as zero."""
+        """`sound` false (on the device, never waited for): weights and momenta stay as they are.
+
+        Gradients of zero would not do: the update is of full size however small the momentum has become.
+        """
         present = [p.grad for p in self.params if p.grad is not None]
         if not present:
             return
         if len(present) < len(self.params):
             raise ValueError(f"only {len(present)} of {len(self.params)} matrices of a component have gradients")
         torch._foreach_copy_(self.gradients, present)
-        self.factor.fill_(factor)
         self.sound.copy_(sound)
+        torch.mul(self.sound, factor, out=self.factor)
         if self.graph is not None:
             self.graph.replay()
             return
@@ -80,7 +83,7 @@ class Muon:
     def _update(self) -> None:
         for group, momentum in zip(self.groups, self.momenta, strict=True):
             gradient = torch.where(self.sound, torch.stack([self.gradients[i] for i in group]), 0.0)
-            momentum.lerp_(gradient, 1 - self.momentum)
+            momentum.lerp_(gradient, self.sound * (1 - self.momentum))
             gradient.lerp_(momentum, self.momentum)
             flat = gradient.flatten(2) if gradient.ndim == CONVOLUTION_NDIM + 1 else gradient
             rows, columns = flat.shape[-2:]
@@ -101,35 +104,41 @@ class Muon:
 class Optimiser:
     def __init__(self, model: nn.Module, muon_lr: float, adam_lr: float) -> None:
         components: dict[str, list[nn.Parameter]] = defaultdict(list)
-        rest = []
+        rest: dict[str, list[nn.Parameter]] = defaultdict(list)
         for name, param in model.named_parameters():
             if param.ndim < 2 or "embed_tokens" in name or "lm_head" in name:
-                rest.append(param)
+                rest[_component(name)].append(param)
             else:
                 components[_component(name)].append(param)
         self.muons = {name: Muon(params, muon_lr) for name, params in components.items()}
         self.adam_lr = adam_lr
-        self.adam = torch.optim.AdamW(rest, lr=adam_lr, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
+        self.adams = {
+            name: torch.optim.AdamW(params, lr=adam_lr, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
+            for name, params in rest.items()
+        }
         self.names, self.params = zip(*model.named_parameters(), strict=True)
-        device = rest[0].device
+        device = self.params[0].device
         self.spoilt = torch.zeros(len(self.params), device=device)  # steps that its gradient spoilt
         self.components = sorted({_component(name) for name in self.names})
         self.usual = torch.zeros(len(self.components), device=device)  # gradient norms; 0: not seen yet
         self._places: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
 
     def step(self, factor: float) -> None:
-        """A step with a gradient that is not finite, or a spike, moves nothing new; `spoilt` counts whose it was."""
+        """A component with a spike or a gradient that is not finite is left as it is; `spoilt` counts whose it was."""
         norms = torch.stack(torch._foreach_norm([p.grad for p in self.params if p.grad is not None]))
         params, components = self._present()
         bad = ~torch.isfinite(norms) | self._spikes(norms, components)
         self.spoilt.index_add_(0, params, bad.float())
-        sound = ~bad.any()
-        for muon in self.muons.values():
-            muon.step(factor, sound)
-        self.adam.found_inf = (~sound).float()  # the fused kernel then leaves everything as it is
-        for group in self.adam.param_groups:
-            group["lr"] = self.adam_lr * factor
-        self.adam.step()
+        sound = torch.zeros_like(self.usual).index_add_(0, components, bad.float()) == 0
+        for number, name in enumerate(self.components):
+            if name in self.muons:
+                self.muons[name].step(factor, sound[number])
+            if name in self.adams:
+                adam = self.adams[name]
+                adam.found_inf = (~sound[number]).float()  # the fused kernel then leaves everything as it is
+                for group in adam.param_groups:
+                    group["lr"] = self.adam_lr * factor
+                adam.step()
         for param in self.params:
             param.grad = None
 
@@ -162,12 +171,14 @@ class Optimiser:
 
     def state_dict(self) -> dict[str, Any]:
         muons = {name: m.state_dict() for name, m in self.muons.items()}
-        return {"muons": muons, "adam": self.adam.state_dict(), "usual": self.usual}
+        adams = {name: a.state_dict() for name, a in self.adams.items()}
+        return {"muons": muons, "adams": adams, "usual": self.usual}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, muon in self.muons.items():
             muon.load_state_dict(state["muons"][name])
-        self.adam.load_state_dict(state["adam"])
+        for name, adam in self.adams.items():
+            adam.load_state_dict(state["adams"][name])
         self.usual.copy_(state["usual"])
 
 

@@ -57,8 +57,8 @@ def _indexer_logits(
             at = tl.multiple_of(start // bytes_each + place * WIDTH, ALIGNED)[:, None] + column[None, :]
         scale_at = start // 4 + place
     else:
-        row = tl.load(key_addresses + sequence * num_keys + key, mask=wanted, other=0)
-        at = tl.multiple_of(row, ALIGNED)[:, None] + column[None, :]
+        address = tl.load(key_addresses + sequence * num_keys + key, mask=wanted, other=0)
+        at = tl.multiple_of(address, ALIGNED)[:, None] + column[None, :]
         if CODED:
             scale_at = tl.load(scale_addresses + sequence * num_keys + key, mask=wanted, other=0)
     block = tl.load(keys + at, mask=wanted[:, None] & inside[None, :], other=0)

@@ -81,13 +81,29 @@ def attend_to_chain(
     dots = torch.einsum("bqhd,bkhd->bhqk", banded_q, banded_k).float() * scale
     dots = dots.masked_fill(~seen[:, None], MASKED)
     own = [(q * key).sum(-1).float() * scale for key in chain_keys]  # each [tokens, heads]
-    own = [F.pad(t, (0, 0, 0, pad)).view(-1, block, heads).transpose(1, 2)[..., None] for t in own]
-    weights = torch.cat([dots, *own], dim=-1).softmax(-1).to(v.dtype)
-    out = torch.einsum("bhqk,bkhd->bqhd", weights[..., : 2 * block], banded_v).reshape(-1, heads, v.shape[-1])[:tokens]
-    for i, value in enumerate(chain_values):
-        weight = weights[..., 2 * block + i].transpose(1, 2).reshape(-1, heads)[:tokens]
+    own = [F.pad(t, (0, 0, 0, pad)).view(-1, block, heads).transpose(1, 2) for t in own]
+    weights, own_weights = _joint_softmax(dots, own)
+    weights = weights.to(v.dtype)
+    out = torch.einsum("bhqk,bkhd->bqhd", weights, banded_v).reshape(-1, heads, v.shape[-1])[:tokens]
+    for weight, value in zip(own_weights, chain_values, strict=True):
+        weight = weight.to(v.dtype).transpose(1, 2).reshape(-1, heads)[:tokens]
         out = out + weight[..., None] * value
     return out
+
+
+def _joint_softmax(dots: Tensor, own: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """Softmax over dots [..., keys] and one more score of each row from every `own` [...].
+
+    Nothing is concatenated: rows of 2 * block + n scores lie askew for the matmuls that follow, forward and backward.
+    """
+    top = dots.detach().amax(-1)
+    for score in own:
+        top = torch.maximum(top, score.detach())
+    shares, own_shares = (dots - top[..., None]).exp(), [(score - top).exp() for score in own]
+    total = shares.sum(-1)
+    for share in own_shares:
+        total = total + share
+    return shares / total[..., None], [share / total for share in own_shares]
 
 
 def _with_block_before(t: Tensor) -> Tensor:
