@@ -104,7 +104,7 @@ class TextModel:
         device = self._embedding.device
         self._dsa_turns = turns_table(config.dsa.theta, config.dsa.rope, positions, device)
         self._swa_turns = turns_table(config.swa.theta, config.swa.rope, positions, device)
-        alone = ranks is None and ops.single is not None and self.dtype == torch.float32
+        alone = ranks is None and ops.single is not None and self.dtype == torch.float32 and device.type == "cpu"
         self._single = self._make_single() if alone else None
 
     @property

@@ -63,10 +63,10 @@ def test_a_norm_that_quantises(device: str) -> None:
     norm = Norm.of([torch.rand(384, device=device) + 0.5], 1e-5)
     x = torch.randn(5, 384, device=device).bfloat16()
     rows, coded = quantised_rms_norm(x, norm)
-    expected = fp8_quant(rows)
+    expected = fp8_quant(rows.cpu())  # there, since torch's kernels for GPUs divide by way of the reciprocal
     assert_as_good(rows, reference_norm(x, norm), exact_norm(x, norm))
-    assert torch.equal(coded.codes, expected.codes)
-    assert torch.equal(coded.scales, expected.scales)
+    assert torch.equal(coded.codes.cpu(), expected.codes)
+    assert torch.equal(coded.scales.cpu(), expected.scales)
 
 
 def test_sizes_that_do_not_fit_are_named(device: str) -> None:
