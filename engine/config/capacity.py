@@ -18,7 +18,7 @@ PartDtype = Literal["float32", "bfloat16", "float8_e4m3"]
 
 _DTYPE_BYTES: dict[PartDtype, int] = {"float32": 4, "bfloat16": 2, "float8_e4m3": 1}
 _ALIGNMENT_BYTES = 16  # of the parts of a page, so that each can be viewed in its own dtype and loaded in vectors
-_FP8_BLOCK = 128  # latent values that share one fp32 scale
+_FP8_BLOCK = 128  # latent values that share one fp32 scale; a narrower latent has one
 _SLAB_WASTE = 1 / 64  # of a slab that may be too short for one more page
 _MIN_SLABS = 32  # wanted: fewer would hardly move between the groups
 _CPU_CACHE_BYTES = 1 << 30  # at most, unless asked for: a CPU has other users
@@ -147,6 +147,8 @@ def plan_capacity(model: ModelConfig, engine: EngineConfig, free_bytes: int) -> 
     for kind in ("dsa", "swa"):
         if model.count(kind) == 0:
             raise ValueError(f"the cache is made for layers of both kinds, got none of kind {kind}")
+    if engine.cache_dtype == "fp8":
+        _check_fp8_ranks(model)
     budget = cache_budget(engine, free_bytes)
     quantised_index = engine.device == "cuda"
     windowed = _latent_rows(model.swa.kv_rank, model.swa.rope, engine.cache_dtype)
@@ -178,6 +180,14 @@ def cache_budget(engine: EngineConfig, free_bytes: int) -> int:
     if engine.device == "cpu":
         return min(_CPU_CACHE_BYTES, free_bytes // 4)
     return int(free_bytes * engine.gpu_memory_utilization)
+
+
+def _check_fp8_ranks(model: ModelConfig) -> None:
+    for name, rank in (("kv_lora_rank", model.dsa.kv_rank), ("swa_kv_lora_rank", model.swa.kv_rank)):
+        if rank > _FP8_BLOCK and rank % _FP8_BLOCK:
+            raise ValueError(
+                f"{name} must be at most {_FP8_BLOCK} or a multiple of it for kv_cache_dtype fp8, got {rank}"
+            )
 
 
 def _latent_rows(rank: int, rope: int, dtype: CacheDtype) -> list[tuple[str, PartDtype, int]]:

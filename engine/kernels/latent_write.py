@@ -14,8 +14,7 @@ from torch import Tensor
 
 from engine.kernels.numeric import encode_fp8, narrow, power_of_two_scale
 from engine.kernels.target import target
-from engine.reference.fp8_quant import GROUP
-from engine.reference.latent import LatentCache
+from engine.reference.latent import LatentCache, scale_group
 from engine.reference.latent_write import IndexKeys
 from engine.reference.pages import Pages
 from engine.reference.rms_norm import Norm
@@ -182,7 +181,8 @@ def latent_write(
     tokens = len(projected)
     q_rank, kv_rank, rope = norm.widths
     coded = cache.scales is not None
-    _check(projected, norm, turns, slots, kv_rank, coded)
+    _check(projected, norm, turns, slots)
+    group = scale_group(kv_rank) if coded else kv_rank
     width = 0 if index is None else len(index.weight)
     if shuffled:
         check_shuffled(pages.size, width)
@@ -203,7 +203,7 @@ def latent_write(
         Q_BLOCK=triton.next_power_of_2(q_rank), KV_BLOCK=triton.next_power_of_2(kv_rank),
         ROPE_BLOCK=triton.next_power_of_2(rope // 2), INDEX_BLOCK=max(1, triton.next_power_of_2(width // 2)),
         PAGE_SIZE=pages.size, CODED=coded, INDEX_CODED=index is not None and index.cache.scales is not None,
-        SHUFFLED=shuffled, GROUP=GROUP, TILE=TILE, FP8=target().fp8, num_warps=4,
+        SHUFFLED=shuffled, GROUP=group, TILE=TILE, FP8=target().fp8, num_warps=4,
     )  # fmt: skip
     return q_latent
 
@@ -213,7 +213,7 @@ def check_shuffled(page_size: int, width: int) -> None:
         raise ValueError(f"preshuffled pages take multiples of {TILE}, got {page_size} tokens of {width} values")
 
 
-def _check(projected: Tensor, norm: Norm, turns: Tensor, slots: Tensor, kv_rank: int, coded: bool) -> None:
+def _check(projected: Tensor, norm: Norm, turns: Tensor, slots: Tensor) -> None:
     tokens = len(projected)
     if projected.shape[1] != sum(norm.widths) or projected.stride(1) != 1:
         raise ValueError(f"projected must have {sum(norm.widths)} columns side by side, got {tuple(projected.shape)}")
@@ -221,5 +221,3 @@ def _check(projected: Tensor, norm: Norm, turns: Tensor, slots: Tensor, kv_rank:
         raise ValueError(f"turns must be [{tokens}, 1, {norm.widths[2] // 2}], got {tuple(turns.shape)}")
     if slots.shape != (tokens,) or slots.dtype != torch.int64:
         raise ValueError(f"slots must be int64 [{tokens}], got {slots.dtype} {tuple(slots.shape)}")
-    if coded and kv_rank % GROUP:
-        raise ValueError(f"kv_rank must be a multiple of {GROUP} for an FP8 cache, got {kv_rank}")

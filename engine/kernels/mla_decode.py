@@ -20,8 +20,7 @@ from torch import Tensor
 
 from engine.kernels.numeric import LOG2_E, NEVER, dot, narrow, rounded, widen_fp8
 from engine.kernels.target import target
-from engine.reference.fp8_quant import GROUP
-from engine.reference.latent import LatentCache
+from engine.reference.latent import LatentCache, scale_group
 from engine.reference.pages import PagedRows
 from engine.reference.rows import RowList
 
@@ -91,16 +90,16 @@ def _attend(
         keys = tl.load(key + own, mask=valid[:, None], other=0)
         if CODED:
             code_scale = scales + start // 4 + place * (RANK // GROUP)
-            keys = _decoded(keys, code_scale + own // GROUP, valid, BLOCK_N, VALUES, GROUP, FP8)
+            keys = _decoded(keys, code_scale + own // GROUP, valid, q_own.dtype, BLOCK_N, VALUES, GROUP, FP8)
             turned = rope_rows + (start // 2 + place * ROPE)[:, None]
         else:
             turned = rows + address[:, None] + RANK
-        rope_keys = tl.load(turned + rope[None, :], mask=valid[:, None], other=0.0)
+        rope_keys = tl.load(turned + rope[None, :], mask=valid[:, None], other=0.0).to(q_own.dtype)
         scores = dot(q_own, tl.trans(keys), tl.zeros((BLOCK_H, BLOCK_N), tl.float32))
         if PARTS == 2:
             others = tl.load(key + other, mask=valid[:, None], other=0)
             if CODED:
-                others = _decoded(others, code_scale + other // GROUP, valid, BLOCK_N, VALUES, GROUP, FP8)
+                others = _decoded(others, code_scale + other // GROUP, valid, q_own.dtype, BLOCK_N, VALUES, GROUP, FP8)
             scores = dot(q_other, tl.trans(others), scores)
         scores = dot(q_rope, tl.trans(rope_keys), scores) * (scale * LOG2_E)
         if BIASED:
@@ -126,12 +125,15 @@ def _attend(
 
 
 @triton.jit
-def _decoded(codes, scale, valid, ROWS: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, FP8: tl.constexpr):
-    """Codes [ROWS, WIDTH] times their rows' scales, of which there is one for every GROUP of values, in bfloat16."""
+def _decoded(
+    codes, scale, valid, DTYPE: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, FP8: tl.constexpr,
+):  # fmt: skip
+    """Codes [ROWS, WIDTH] times their rows' scales, of which there is one for every GROUP of values."""
     groups: tl.constexpr = WIDTH // GROUP
     factors = tl.load(scale[:, None] + tl.arange(0, groups)[None, :], mask=valid[:, None], other=0.0)
     spread = tl.reshape(tl.broadcast_to(factors[:, :, None], (ROWS, groups, GROUP)), (ROWS, WIDTH))
-    return rounded(widen_fp8(codes, FP8).to(tl.float32) * spread, tl.bfloat16)
+    return rounded(widen_fp8(codes, FP8).to(tl.float32) * spread, DTYPE)
 
 
 @triton.jit
@@ -213,7 +215,7 @@ def combine(attended: Attended, dtype: torch.dtype) -> Tensor:
 
 
 def _whole(q: Tensor, cache: LatentCache, rows: _Rows, rank: int, scale: float) -> Tensor:
-    shape = _Shape.of(q, cache, rows, rank)
+    shape = _Shape.of(q, rows, rank)
     if len(q) == 0:
         return q.new_empty(0, shape.heads, rank)
     if shape.splits > 1:
@@ -224,7 +226,7 @@ def _whole(q: Tensor, cache: LatentCache, rows: _Rows, rank: int, scale: float) 
 
 
 def _split(q: Tensor, cache: LatentCache, rows: _Rows, rank: int, scale: float) -> Attended:
-    shape = _Shape.of(q, cache, rows, rank)
+    shape = _Shape.of(q, rows, rank)
     sums = q.new_empty(len(q), shape.splits, shape.heads, rank, dtype=torch.float32)
     attended = Attended(sums, q.new_empty(len(q), shape.splits, shape.heads, dtype=torch.float32))
     if len(q):
@@ -247,9 +249,9 @@ class _Shape(NamedTuple):
     per_split: int
 
     @classmethod
-    def of(cls, q: Tensor, cache: LatentCache, rows: _Rows, rank: int) -> _Shape:
+    def of(cls, q: Tensor, rows: _Rows, rank: int) -> _Shape:
         queries, heads, width = q.shape
-        check_mla_widths(rank, width - rank, cache.scales is not None)
+        check_mla_widths(rank, width - rank)
         if not q.is_contiguous():
             raise ValueError(f"q must be contiguous, got strides {q.stride()}")
         values = min(rank, 512)
@@ -259,13 +261,11 @@ class _Shape(NamedTuple):
         return cls(heads, rank, width - rank, values, block_h, block_n, stages, warps, splits, per_split)
 
 
-def check_mla_widths(rank: int, rope: int, coded: bool) -> None:
+def check_mla_widths(rank: int, rope: int) -> None:
     if rank & (rank - 1) or not 16 <= rank <= 1024:
         raise ValueError(f"kv_lora_rank must be a power of two from 16 to 1024, got {rank}")
     if rope & (rope - 1) or not 16 <= rope <= 128:
         raise ValueError(f"qk_rope_head_dim must be a power of two from 16 to 128, got {rope}")
-    if coded and rank % GROUP:
-        raise ValueError(f"kv_lora_rank must be a multiple of {GROUP} for an FP8 cache, got {rank}")
 
 
 def _tile(heads: int, rank: int, values: int, value_bytes: int) -> tuple[int, int, int, int]:
@@ -307,6 +307,7 @@ def _launch(
         HEADS=shape.heads, RANK=shape.rank, ROPE=shape.rope, VALUES=shape.values,
         BLOCK_H=shape.block_h, BLOCK_N=shape.block_n, LIST=rows.kind, BIASED=rows.bias is not None,
         CODED=cache.scales is not None, PAGE_SIZE=1 if paged is None else paged.pages.size, WINDOW=rows.window,
-        QUERIES=rows.queries, ALIGNED=math.gcd(row_bytes, 16) // cache.rows.element_size(), GROUP=GROUP,
-        WHOLE=weights is None, FP8=target().fp8, num_warps=shape.warps, num_stages=shape.stages,
+        QUERIES=rows.queries, ALIGNED=math.gcd(row_bytes, 16) // cache.rows.element_size(),
+        GROUP=scale_group(shape.rank), WHOLE=weights is None, FP8=target().fp8,
+        num_warps=shape.warps, num_stages=shape.stages,
     )  # fmt: skip

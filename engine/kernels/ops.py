@@ -20,8 +20,8 @@ from engine.reference.gate import gate
 from engine.reference.index_write import IndexAddresses, IndexCache, index_read, index_write
 from engine.reference.indexer_logits import indexer_logits
 from engine.reference.kv_write import kv_write
-from engine.reference.latent import LatentCache
-from engine.reference.latent_write import IndexKeys
+from engine.reference.latent import LatentCache, read_latents
+from engine.reference.latent_write import IndexKeys, latent_write
 from engine.reference.mla_decode import mla_decode, mla_decode_in_chunks
 from engine.reference.mla_prefill import mla_prefill
 from engine.reference.moe_gemm import Experts, moe_gemm
@@ -35,6 +35,7 @@ from engine.reference.topk_select import topk_select
 
 __all__ = [
     "AttentionSizes",
+    "CodedOps",
     "Experts",
     "Fp8Experts",
     "Fp8Ops",
@@ -89,6 +90,13 @@ class Fp8Ops(NamedTuple):
     gemm: Callable[[Quantised, Fp8Weight, torch.dtype, Tensor | None], Tensor]
 
 
+class CodedOps(NamedTuple):
+    """How steps that list rows write and read those of an FP8 cache, which have no single address but a slot."""
+
+    write: Callable[[Tensor, Norm, Tensor, Tensor, Pages, LatentCache, None], Tensor]  # as `latent_write`
+    read: Callable[[int, int, LatentCache, Pages, Tensor, torch.dtype], Tensor]  # as `read_latents`
+
+
 class SingleOps(NamedTuple):
     """What a step of one new token of one sequence is made of, beside plain products (`engine.model.single`)."""
 
@@ -113,6 +121,7 @@ class Ops(NamedTuple):
     topk_select: Callable[[Tensor, int], Tensor]
     moe_route: Callable[[Tensor, Tensor, Tensor, Routing], tuple[Tensor, Tensor]]
     moe_gemm: Callable[[Tensor, Any, Tensor, Tensor, Any], Tensor]  # FP8 rows with FP8 experts
+    coded: CodedOps
     paged: PagedOps | None = None  # None: all steps are made of those above
     fp8: Fp8Ops | None = None  # None: FP8 weights are widened as they are loaded
     single: SingleOps | None = None  # None: a single token is computed like any others
@@ -133,6 +142,7 @@ _REFERENCE = Ops(
     topk_select=topk_select,
     moe_route=moe_route,
     moe_gemm=moe_gemm,
+    coded=CodedOps(latent_write, read_latents),
     single=SingleOps(choose_experts, index_read),
 )
 

@@ -9,13 +9,14 @@ from engine.kernels import elementwise
 from engine.kernels.absorb_queries import absorb_queries
 from engine.kernels.fp8_gemm import fp8_gemm
 from engine.kernels.indexer_logits import check_index_widths, indexer_logits, paged_indexer_logits
+from engine.kernels.latent_read import read_latents
 from engine.kernels.latent_write import latent_write
 from engine.kernels.mla_decode import check_mla_widths, mla_decode, sparse_mla_decode, swa_mla_decode
 from engine.kernels.mla_prefill import check_head_widths, mla_prefill
 from engine.kernels.mla_values import mla_values, quantised_mla_values
 from engine.kernels.moe_gemm import moe_gemm
 from engine.kernels.moe_route import moe_route
-from engine.kernels.ops import AttentionSizes, Fp8Ops, IndexSizes, Ops, PagedOps
+from engine.kernels.ops import AttentionSizes, CodedOps, Fp8Ops, IndexSizes, Ops, PagedOps
 from engine.kernels.rms_norm import quantised_rms_norm, rms_norm
 from engine.kernels.rotate import rotate
 from engine.kernels.target import target
@@ -36,6 +37,7 @@ TRITON = Ops(
     topk_select=topk_select,
     moe_route=moe_route,
     moe_gemm=moe_gemm,
+    coded=CodedOps(latent_write, read_latents),
     paged=PagedOps(
         latent_write=latent_write,
         absorb_queries=absorb_queries,
@@ -57,7 +59,7 @@ TRITON = Ops(
 
 def check_triton_sizes(attention: tuple[AttentionSizes, ...], index: IndexSizes) -> None:
     for sizes in attention:
-        check_mla_widths(sizes.rank, sizes.rope, coded=False)
+        check_mla_widths(sizes.rank, sizes.rope)
         check_head_widths(sizes.nope, sizes.rope, sizes.value)
     check_index_widths(index.heads, index.width)
 

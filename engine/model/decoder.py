@@ -139,10 +139,12 @@ class TextModel:
             swa = swa_step(ctx, pool.swa_latent, self.config, next(turns))
         for layer in self._layers:
             if layer.kind == "dsa":
-                cache = LayerCache(pool.dsa_latent.layers[layer.place], pool.index_cache(layer.place))
+                rows, keys = pool.dsa_latent, pool.index_cache(layer.place)
+                cache = LayerCache(rows.cache(layer.place), rows.pages, keys)
                 hidden = layer.forward(hidden, dsa, cache)
             else:
-                hidden = layer.forward(hidden, swa, LayerCache(pool.swa_latent.layers[layer.place], None))
+                rows = pool.swa_latent
+                hidden = layer.forward(hidden, swa, LayerCache(rows.cache(layer.place), rows.pages, None))
             if on_layer is not None:
                 on_layer()
         return self._ops.rms_norm(hidden, self._norm)

@@ -2,7 +2,8 @@
 
 Owns where a row lies. Knows nothing of which pages are in use. An *address* is the offset of a row's first value within
 the buffer, as seen in the part's dtype from the part's first layer; the same address serves all layers of a group, and
-takes no account of how wide the rows of others are.
+takes no account of how wide the rows of others are. A row of FP8 codes has its scales and rotary key in parts beside
+it, at addresses of their own, so that it is its *slot* that names it: page · page size + place.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.config.capacity import CapacityPlan, GroupPlan, RowPart
-from engine.kernels.ops import IndexAddresses, IndexCache, Pages
+from engine.kernels.ops import IndexAddresses, IndexCache, LatentCache, Pages
 
 # FP8 is kept as bytes: not every operation on rows knows its dtype.
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float8_e4m3": torch.uint8}
@@ -51,16 +52,45 @@ class PoolPart:
         return self.by_page.index_select(0, pages.reshape(-1)).view(*pages.shape[:-1], -1)
 
 
+class LatentRows:
+    """Latents and rotary keys of one layer group, whichever form they are kept in."""
+
+    def __init__(self, rows: PoolPart, scales: PoolPart | None, rope: PoolPart | None) -> None:
+        """`scales` and `rope`: of FP8 codes, which `rows` are then."""
+        self.rows = rows
+        self._scales, self._rope = scales, rope
+        self.page_size, self.pages = rows.page_size, rows.pages
+
+    @property
+    def coded(self) -> bool:
+        return self._scales is not None
+
+    def cache(self, layer: int) -> LatentCache:
+        if self._scales is None or self._rope is None:
+            return LatentCache(self.rows.layers[layer])
+        return LatentCache(self.rows.layers[layer], self._scales.layers[layer], self._rope.layers[layer])
+
+    def of_slots(self, slots: Tensor) -> Tensor:
+        """What names the rows of these slots [n] or [rows, n]: addresses, or the slots themselves."""
+        return slots if self.coded else self.rows.of_slots(slots)
+
+    def of_pages(self, pages: Tensor) -> Tensor:
+        """The same for all rows of these pages in order: [n] → [n · page size], [rows, n] → [rows, n · page size]."""
+        if not self.coded:
+            return self.rows.of_pages(pages)
+        places = torch.arange(self.page_size, device=pages.device)
+        return (pages.unsqueeze(-1) * self.page_size + places).flatten(-2)
+
+
 class KvPool:
     def __init__(self, plan: CapacityPlan, device: torch.device) -> None:
         self.page_size = plan.page_size
         self.buffer = torch.empty(plan.cache_bytes, dtype=torch.uint8, device=device)
-        self.dsa_latent = self._part(plan, plan.dsa, "latent")
-        self.swa_latent = self._part(plan, plan.swa, "latent")
-        self.mtp_latent = None if plan.mtp is None else self._part(plan, plan.mtp, "latent")
+        self.dsa_latent = self._latents(plan, plan.dsa)
+        self.swa_latent = self._latents(plan, plan.swa)
+        self.mtp_latent = None if plan.mtp is None else self._latents(plan, plan.mtp)
         self.index_key = self._part(plan, plan.dsa, "index_key")
-        scaled = any(part.name == "index_scale" for part in plan.dsa.parts)
-        self.index_scale = self._part(plan, plan.dsa, "index_scale") if scaled else None
+        self.index_scale = self._part_if_any(plan, plan.dsa, "index_scale")
 
     def index_cache(self, layer: int) -> IndexCache:
         return IndexCache(
@@ -71,8 +101,13 @@ class KvPool:
         """Of keys and scales, each found in the same way."""
         return IndexAddresses(find(self.index_key), None if self.index_scale is None else find(self.index_scale))
 
+    def _latents(self, plan: CapacityPlan, group: GroupPlan) -> LatentRows:
+        scales, rope = (self._part_if_any(plan, group, name) for name in ("latent_scale", "rope"))
+        return LatentRows(self._part(plan, group, "latent"), scales, rope)
+
     def _part(self, plan: CapacityPlan, group: GroupPlan, name: str) -> PoolPart:
-        part = group.part(name)
-        if name == "latent" and part.dtype == "float8_e4m3":
-            raise ValueError(f"latent rows must be float32 or bfloat16, got {part.dtype}")
-        return PoolPart(self.buffer, plan, group, part)
+        return PoolPart(self.buffer, plan, group, group.part(name))
+
+    def _part_if_any(self, plan: CapacityPlan, group: GroupPlan, name: str) -> PoolPart | None:
+        there = any(part.name == name for part in group.parts)
+        return self._part(plan, group, name) if there else None

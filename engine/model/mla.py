@@ -6,13 +6,14 @@ indexer chose rows for them, which again are read in the absorbed form.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from engine.config.model import FP8_TILE, LayerKind, ModelConfig
-from engine.kernels.ops import IndexCache, LatentCache, Norm, Normed, Ops
+from engine.kernels.ops import IndexCache, LatentCache, Norm, Normed, Ops, Pages, RowList
 from engine.model.blocks import Weights, turned
 from engine.model.indexer import Indexer
 from engine.model.linear import Linear, Part, Rows
@@ -22,7 +23,8 @@ from engine.model.step import Decode, GroupStep, Prefill
 
 
 class LayerCache(NamedTuple):
-    latent: Tensor  # rows as `engine.model.kv_pool` addresses them
+    latent: LatentCache
+    pages: Pages  # in which slots count; other rows than FP8 codes are addressed as `engine.model.kv_pool` says
     index_cache: IndexCache | None
 
 
@@ -102,10 +104,12 @@ class Attention:
     def _write(self, latents: Tensor, turns: Tensor, addresses: Tensor, cache: LayerCache) -> Tensor:
         """Query latents [tokens, rank] of the same tokens."""
         g = self._geometry
+        if cache.latent.scales is not None:
+            return self._ops.coded.write(latents, self._norm, turns, addresses, cache.pages, cache.latent, None)
         latents = self._ops.rms_norm(latents, self._norm)
         rows = latents[:, g.q_rank :]
         self._ops.rotate(rows[:, g.kv_rank :].unsqueeze(1), turns)
-        self._ops.kv_write(rows, cache.latent, addresses)
+        self._ops.kv_write(rows, cache.latent.rows, addresses)
         return latents[:, : g.q_rank]
 
     def decode(self, residual: Tensor, x: Tensor | Normed, step: PagedDecode, cache: LayerCache) -> Tensor:
@@ -117,7 +121,7 @@ class Attention:
         if indexer is not None:
             assert cache.index_cache is not None
             keys = indexer.new_keys(index[0], cache.index_cache)
-        rows = LatentCache(cache.latent)
+        rows = cache.latent
         q_latent = self._q_b.ready(
             ops.latent_write(latents, self._norm, step.turns, step.slots, step.rows.pages, rows, keys)
         )
@@ -146,17 +150,16 @@ class Attention:
         if decode.count < len(q_latent):
             q_latent, turns = q_latent[: decode.count], turns[: decode.count]
         q = self._absorbed_queries(q_latent, turns)
-        rank = self._geometry.kv_rank
+        rank, rows = self._geometry.kv_rank, decode.rows
         if self._indexer is None:
-            mixed = self._ops.swa_mla_decode(q, cache.latent, decode.rows, rank, self._scale)
+            mixed = self._ops.swa_mla_decode(q, *self._plain(cache, rows), rank, self._scale)
         else:
-            rows = decode.rows
             if decode.indexed is not None:
                 assert index_weights is not None
                 assert cache.index_cache is not None
                 index_weights = index_weights[: decode.count]
                 rows = self._indexer.choose_decode(q_latent, index_weights, cache.index_cache, turns, decode)
-            mixed = self._ops.sparse_mla_decode(q, cache.latent, rows, rank, self._scale)
+            mixed = self._ops.sparse_mla_decode(q, *self._plain(cache, rows), rank, self._scale)
         return self._values(mixed)
 
     def _prefill(
@@ -167,15 +170,34 @@ class Attention:
             assert self._indexer is not None
             assert index_weights is not None
             assert cache.index_cache is not None
+            # Each row of FP8 codes is widened once, not by every query that chose it.
+            latent, every = self._plain(cache, RowList(prefill.addresses, None))
+            prefill = replace(prefill, addresses=every.addresses)
             chosen = self._indexer.choose_prefill(q_latent, index_weights, cache.index_cache, turns, prefill)
             q = self._absorbed_queries(q_latent, turns)
-            return self._values(self._ops.sparse_mla_prefill(q, cache.latent, chosen, g.kv_rank, self._scale))
-        rows = cache.latent.index_select(0, prefill.addresses).to(q_latent.dtype)
+            return self._values(self._ops.sparse_mla_prefill(q, latent, chosen, g.kv_rank, self._scale))
+        rows = self._listed(cache, prefill.addresses)
         expanded = torch.mm(rows[:, : g.kv_rank], self._kv_b).view(-1, g.heads, g.nope + g.value)
         rotary = rows[:, None, g.kv_rank :].expand(-1, g.heads, -1)
         keys = torch.cat([expanded[..., : g.nope], rotary], dim=-1)
         q = self._queries(q_latent, turns)
         return self._ops.mla_prefill(q, keys, expanded[..., g.nope :], g.window, self._scale)
+
+    def _listed(self, cache: LayerCache, addresses: Tensor) -> Tensor:
+        """The rows themselves [addresses, rank + rope], in the model's dtype."""
+        g, dtype = self._geometry, self._key_up.dtype
+        if cache.latent.scales is None:
+            return cache.latent.rows.index_select(0, addresses.view(-1)).to(dtype)
+        return self._ops.coded.read(g.kv_rank, g.rope, cache.latent, cache.pages, addresses.reshape(-1), dtype)
+
+    def _plain(self, cache: LayerCache, rows: RowList) -> tuple[Tensor, RowList]:
+        """The cache and the list, or of FP8 codes a copy of the listed rows, widened, and a list of its addresses."""
+        if cache.latent.scales is None:
+            return cache.latent.rows, rows
+        copy = self._listed(cache, rows.addresses)
+        width = copy.shape[1]
+        addresses = torch.arange(0, copy.numel(), width, device=copy.device).view(rows.addresses.shape)
+        return copy.as_strided((copy.numel() - width + 1, width), (1, 1)), RowList(addresses, rows.bias)
 
     def _queries(self, q_latent: Tensor, turns: Tensor) -> Tensor:
         """[tokens, heads, nope + rope]"""

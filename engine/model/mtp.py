@@ -18,7 +18,7 @@ from engine.kernels.ops import Ops
 from engine.model.blocks import Weights, turns_table
 from engine.model.context import ForwardContext
 from engine.model.decoder import Layer, take_norm
-from engine.model.kv_pool import KvPool, PoolPart
+from engine.model.kv_pool import KvPool, LatentRows
 from engine.model.linear import Linear, Part
 from engine.model.mla import LayerCache
 from engine.model.paged_decode import swa_decode
@@ -45,9 +45,9 @@ class Drafter:
     @torch.inference_mode()
     def write(self, tokens: Tensor, positions: Tensor, hidden: Tensor, slots: Tensor, pool: KvPool) -> None:
         """The cache rows of `positions`. `tokens` [rows]: the next ones; `hidden` [rows, hidden]: the text model's."""
-        part = _rows_of(pool)
+        rows = _rows_of(pool)
         self._layer.write(
-            self._joined(tokens, positions, hidden), self._turns(positions), part.of_slots(slots), _cache(part)
+            self._joined(tokens, positions, hidden), self._turns(positions), rows.of_slots(slots), _cache(rows)
         )
 
     @torch.inference_mode()
@@ -56,10 +56,10 @@ class Drafter:
 
         `ctx` is of decodes; slots and table of its sliding window are those of the drafts.
         """
-        part = _rows_of(pool)
+        rows = _rows_of(pool)
         turns = self._turns(ctx.positions)
-        step = swa_step(ctx, part, self._config, turns) if self._ops.paged is None else swa_decode(ctx, part, turns)
-        x = self._layer.forward(self._joined(tokens, ctx.positions, hidden), step, _cache(part))
+        step = swa_step(ctx, rows, self._config, turns) if self._ops.paged is None else swa_decode(ctx, rows, turns)
+        x = self._layer.forward(self._joined(tokens, ctx.positions, hidden), step, _cache(rows))
         return self._ops.rms_norm(x, self._norm)
 
     def _joined(self, tokens: Tensor, positions: Tensor, hidden: Tensor) -> Tensor:
@@ -71,10 +71,10 @@ class Drafter:
         return self._turns_table.index_select(0, positions).unsqueeze(1)
 
 
-def _rows_of(pool: KvPool) -> PoolPart:
+def _rows_of(pool: KvPool) -> LatentRows:
     assert pool.mtp_latent is not None
     return pool.mtp_latent
 
 
-def _cache(part: PoolPart) -> LayerCache:
-    return LayerCache(part.layers[0], None)
+def _cache(rows: LatentRows) -> LayerCache:
+    return LayerCache(rows.cache(0), rows.pages, None)

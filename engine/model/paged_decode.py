@@ -13,7 +13,7 @@ from torch import Tensor
 from engine.config.model import ModelConfig
 from engine.kernels.ops import PagedRows
 from engine.model.context import ForwardContext
-from engine.model.kv_pool import KvPool, PoolPart
+from engine.model.kv_pool import KvPool, LatentRows
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def dsa_decode(ctx: ForwardContext, pool: KvPool, config: ModelConfig, turns: Te
     return PagedDecode(turns, ctx.dsa_slots, rows, limits, num_keys, every)
 
 
-def swa_decode(ctx: ForwardContext, part: PoolPart, turns: Tensor) -> PagedDecode:
+def swa_decode(ctx: ForwardContext, latents: LatentRows, turns: Tensor) -> PagedDecode:
     limits = ctx.positions + 1
-    rows = PagedRows(part.pages, ctx.swa_table, limits.int())
+    rows = PagedRows(latents.pages, ctx.swa_table, limits.int())
     return PagedDecode(turns, ctx.swa_slots, rows, limits, max(ctx.seq_lens), None)

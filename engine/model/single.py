@@ -83,7 +83,8 @@ class SingleToken:
         self._caches: list[SingleCache] = []
 
     def fits(self, pool: KvPool) -> bool:
-        return pool.dsa_latent.dtype == pool.swa_latent.dtype == torch.float32
+        """It reads rows as they are, not FP8 codes."""
+        return pool.dsa_latent.rows.dtype == pool.swa_latent.rows.dtype == torch.float32
 
     def forward(
         self, embedded: Tensor, ctx: ForwardContext, pool: KvPool, on_layer: Callable[[], None] | None
@@ -131,12 +132,12 @@ class SingleToken:
     def _bind(self, pool: KvPool) -> None:
         """Its memory, seen as arrays."""
         self._pool = pool
-        self._dsa_places, self._swa_places = _Places(pool.dsa_latent), _Places(pool.swa_latent)
+        self._dsa_places, self._swa_places = _Places(pool.dsa_latent.rows), _Places(pool.swa_latent.rows)
         self._key_places = _Places(pool.index_key)
         self._scale_places = None if pool.index_scale is None else _Places(pool.index_scale)
         self._caches = [self._cache(pool, layer) for layer in self._layers]
 
     def _cache(self, pool: KvPool, layer: SingleLayer) -> SingleCache:
-        latent = (pool.dsa_latent if layer.kind == "dsa" else pool.swa_latent).layers[layer.place]
+        latent = (pool.dsa_latent if layer.kind == "dsa" else pool.swa_latent).rows.layers[layer.place]
         keys = pool.index_cache(layer.place) if layer.kind == "dsa" else None
         return SingleCache(latent, latent.numpy(), keys, None if keys is None else keys.keys.numpy())

@@ -1,6 +1,7 @@
 """What all layers of a kind share within one step, derived once from the context: rotary turns and cache addresses.
 
-Owns the rule that every listed address is that of a row that has been written; padding repeats one. Knows no weights.
+Owns the rule that every listed address is that of a row that has been written; padding repeats one. Rows of FP8 codes
+are listed by slot, and "address" means that. Knows no weights.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch import Tensor
 from engine.config.model import ModelConfig
 from engine.kernels.ops import IndexAddresses, RowList
 from engine.model.context import ForwardContext
-from engine.model.kv_pool import KvPool, PoolPart
+from engine.model.kv_pool import KvPool, LatentRows, PoolPart
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def dsa_step(ctx: ForwardContext, pool: KvPool, config: ModelConfig, turns: Tens
     return GroupStep(turns, pool.dsa_latent.of_slots(ctx.dsa_slots), index_write, decode, prefills)
 
 
-def swa_step(ctx: ForwardContext, part: PoolPart, config: ModelConfig, turns: Tensor) -> GroupStep:
+def swa_step(ctx: ForwardContext, part: LatentRows, config: ModelConfig, turns: Tensor) -> GroupStep:
     window = config.swa.window
     assert window is not None
     decode = _swa_decode(ctx, part, window) if ctx.num_decodes else None
@@ -82,7 +83,7 @@ def _dsa_decode(ctx: ForwardContext, pool: KvPool, top_k: int) -> Decode:
     device = pages.device
     limits = torch.tensor(lens, device=device).unsqueeze(1) if min(lens) < longest else None
 
-    def addresses(part: PoolPart, pages: Tensor, limits: Tensor | None) -> Tensor:
+    def addresses(part: PoolPart | LatentRows, pages: Tensor, limits: Tensor | None) -> Tensor:
         every = part.of_pages(pages)[:, :longest]
         if limits is None:
             return every.contiguous()
@@ -102,7 +103,7 @@ def _dsa_decode(ctx: ForwardContext, pool: KvPool, top_k: int) -> Decode:
     return Decode(ctx.num_decodes, RowList(every, None), IndexedDecode(queries, index, limits, bias))
 
 
-def _swa_decode(ctx: ForwardContext, part: PoolPart, window: int) -> Decode:
+def _swa_decode(ctx: ForwardContext, part: LatentRows, window: int) -> Decode:
     if ctx.num_decodes == 1:
         return Decode(1, RowList(_window_of(ctx, part, window, 0).unsqueeze(0), None), None)
     lens = ctx.seq_lens[: ctx.num_decodes]
@@ -132,13 +133,13 @@ def _dsa_prefill(ctx: ForwardContext, pool: KvPool, top_k: int, index: int) -> P
     return Prefill(start, end, before, addresses, index_addresses, limits.unsqueeze(0), bias)
 
 
-def _swa_prefill(ctx: ForwardContext, part: PoolPart, window: int, index: int) -> Prefill:
+def _swa_prefill(ctx: ForwardContext, part: LatentRows, window: int, index: int) -> Prefill:
     start, end = ctx.query_starts[index], ctx.query_starts[index + 1]
     before = ctx.seq_lens[index] - (end - start)
     return Prefill(start, end, before, _window_of(ctx, part, window, index), None, None, None)
 
 
-def _window_of(ctx: ForwardContext, part: PoolPart, window: int, index: int) -> Tensor:
+def _window_of(ctx: ForwardContext, part: LatentRows, window: int, index: int) -> Tensor:
     """int64 [keys]: every row that one of the sequence's new tokens sees."""
     length, new = ctx.seq_lens[index], ctx.query_starts[index + 1] - ctx.query_starts[index]
     low = max(0, length - new - window + 1)

@@ -23,9 +23,9 @@ class Normed(NamedTuple):
     quantised: Quantised
 
 
-def fp8_quant(x: Tensor) -> Quantised:
-    """x: [rows, width], width a multiple of 128."""
-    grouped = x.float().reshape(len(x), x.shape[1] // GROUP, GROUP)
+def fp8_quant(x: Tensor, group: int = GROUP) -> Quantised:
+    """x: [rows, width], width a multiple of `group`."""
+    grouped = x.float().reshape(len(x), x.shape[1] // group, group)
     scales = grouped.abs().amax(-1, keepdim=True).clamp_(min=_LEAST) / 448.0
     codes = (grouped / scales).to(torch.float8_e4m3fn).view(torch.uint8)
     codes = codes.masked_fill(codes == 0x80, 0)  # no minus zero: not every GPU reads it as a number

@@ -1,6 +1,6 @@
 """Latent rows in a paged cache: as they are, or FP8 with an fp32 scale for every 128 values beside exact rotary keys.
 
-Owns both forms: what writes and what reads them stand here together.
+A latent of fewer values has one scale. Owns both forms: what writes and what reads them stand here together.
 """
 
 from __future__ import annotations
@@ -19,8 +19,16 @@ class LatentCache(NamedTuple):
     """One layer. Rows hold latent and rotary key side by side, or FP8 codes of the latent alone."""
 
     rows: Tensor
-    scales: Tensor | None = None  # fp32 [rank / 128] a row; only with codes
+    scales: Tensor | None = None  # fp32 [rank / scale_group(rank)] a row; only with codes
     rope: Tensor | None = None  # only with codes
+
+
+def scale_group(rank: int) -> int:
+    """Latent values that share a scale."""
+    group = min(rank, GROUP)
+    if rank % group:
+        raise ValueError(f"kv_lora_rank must be at most {GROUP} or a multiple of it for an FP8 cache, got {rank}")
+    return group
 
 
 def write_latents(rows: Tensor, rank: int, cache: LatentCache, pages: Pages, slots: Tensor) -> None:
@@ -28,19 +36,22 @@ def write_latents(rows: Tensor, rank: int, cache: LatentCache, pages: Pages, slo
     if cache.scales is None or cache.rope is None:
         _put(rows, cache.rows, pages, slots)
         return
-    codes, scales = fp8_quant(rows[:, :rank])
+    codes, scales = fp8_quant(rows[:, :rank], scale_group(rank))
     _put(codes, cache.rows, pages, slots)
     _put(scales, cache.scales, pages, slots)
     _put(rows[:, rank:], cache.rope, pages, slots)
 
 
-def read_latents(rank: int, rope: int, cache: LatentCache, pages: Pages, slots: Tensor) -> Tensor:
-    """fp32 [all slots, rank + rope]."""
+def read_latents(
+    rank: int, rope: int, cache: LatentCache, pages: Pages, slots: Tensor, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """[all slots, rank + rope]."""
     if cache.scales is None or cache.rope is None:
-        return _get(cache.rows, rank + rope, pages, slots).float()
+        return _get(cache.rows, rank + rope, pages, slots).to(dtype)
     codes = _get(cache.rows, rank, pages, slots).view(torch.float8_e4m3fn).float()
-    scales = _get(cache.scales, rank // GROUP, pages, slots).repeat_interleave(GROUP, 1)
-    return torch.cat([codes * scales, _get(cache.rope, rope, pages, slots).float()], 1)
+    group = scale_group(rank)
+    scales = _get(cache.scales, rank // group, pages, slots).repeat_interleave(group, 1)
+    return torch.cat([(codes * scales).to(dtype), _get(cache.rope, rope, pages, slots).to(dtype)], 1)
 
 
 def _put(rows: Tensor, part: Tensor, pages: Pages, slots: Tensor) -> None:

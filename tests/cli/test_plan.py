@@ -70,7 +70,7 @@ def test_weights_are_counted_from_the_headers_and_as_the_config_says(tmp_path: P
         (["nowhere"], "nowhere/config.json cannot be read"),
         ([TINY, "--device", "tpu"], "device must be one of cpu, cuda, got 'tpu'"),
         ([TINY, "--gpu-memory", "much"], "--gpu-memory must be a number of bytes"),
-        ([TINY, "--device", "cpu", "--kv-cache-dtype", "fp8"], "fp8 needs device cuda"),
+        ([TINY, "--kv-cache-dtype", "int8"], "kv_cache_dtype must be one of auto, fp8, got 'int8'"),
         ([TINY, "--gpu", "h300"], "--gpu must be one of h100-80gb, h200, got 'h300'"),
         ([FP8, "--tensor-parallel-size", "8"], "enable_expert_parallel spreads whole experts"),
         ([TINY, "--tensor-parallel-size", "0"], "greater than or"),

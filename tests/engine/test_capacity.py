@@ -39,7 +39,7 @@ def test_the_released_config_at_bf16_takes_16692_bytes_a_token_and_36_8_megabyte
 
 def test_the_released_config_at_fp8_takes_about_half() -> None:
     plan = released_plan(kv_cache_dtype="fp8")
-    assert plan.dsa.bytes_per_token == 13 * (656 + 132)
+    assert plan.dsa.bytes_per_token == 13 * (656 + 132)  # 788 a layer, of which 132 are the index key's
     assert 0.5 < plan.window_bytes / released_plan().window_bytes < 0.55
     assert [row[:2] for row in rows(plan.swa)] == [
         ("latent", "float8_e4m3"),
@@ -131,7 +131,7 @@ def test_settings_have_the_defaults_of_their_device_under_what_is_given() -> Non
         ({"max_model_len": -1}, "max_model_len must be at least 1, got -1"),
         ({"max_num_seqs": 600}, r"max_num_batched_tokens must be at least max_num_seqs \(600\).*got 512"),
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization must be .* got 1.5"),
-        ({"kv_cache_dtype": "fp8"}, "fp8 needs device cuda"),
+        ({"kv_cache_dtype": "fp4"}, "kv_cache_dtype must be one of auto, fp8, got 'fp4'"),
     ],
 )
 def test_a_bad_setting_is_named_with_its_value(settings: dict[str, Any], complaint: str) -> None:
@@ -142,3 +142,24 @@ def test_a_bad_setting_is_named_with_its_value(settings: dict[str, Any], complai
 def test_an_unknown_setting_is_refused() -> None:
     with pytest.raises(ValueError, match="no setting pagesize"):
         EngineConfig.for_device("cpu", pagesize=3)
+
+
+@pytest.mark.parametrize(("field", "rank"), [("kv_lora_rank", 192), ("swa_kv_lora_rank", 1000)])
+def test_a_latent_that_cannot_be_cut_into_groups_of_128_is_refused_for_fp8(field: str, rank: int) -> None:
+    text = json.loads((ROOT / "tests/fixtures/chat/config.released.json").read_text()) | {field: rank}
+    model = ModelConfig.from_json(text)
+    plan_capacity(model, EngineConfig.for_device("cuda"), 60 * GIB)
+    with pytest.raises(ValueError, match=f"^{field} must be at most 128 or a multiple of it .* fp8, got {rank}$"):
+        plan_capacity(model, EngineConfig.for_device("cuda", kv_cache_dtype="fp8"), 60 * GIB)
+
+
+def test_latents_of_up_to_128_values_have_one_scale_on_every_device() -> None:
+    for device in ("cpu", "cuda"):
+        plan = plan_capacity(
+            TINY, EngineConfig.for_device(device, kv_cache_dtype="fp8", speculative_tokens=1), 16 * GIB
+        )
+        fp8, index = "float8_e4m3", [("index_key", "float8_e4m3", 32), ("index_scale", "float32", 1)]
+        assert rows(plan.dsa) == [("latent", fp8, 64), ("latent_scale", "float32", 1), ("rope", "bfloat16", 32), *index]
+        assert rows(plan.swa) == [("latent", fp8, 128), ("latent_scale", "float32", 1), ("rope", "bfloat16", 16)]
+        assert plan.mtp is not None
+        assert rows(plan.mtp) == rows(plan.swa)

@@ -31,7 +31,7 @@ class PagedCache:
         index: int = 0,
     ) -> None:
         self.lens, self.page_size, self.rank, self.rope = list(lens), page_size, rank, rope
-        widths = [(torch.uint8, rank), (torch.float32, rank // 128), (torch.bfloat16, rope)]
+        widths = [(torch.uint8, rank), (torch.float32, max(1, rank // 128)), (torch.bfloat16, rope)]
         if not coded:
             widths = [(dtype, rank + rope)]
         widths += [(torch.uint8, index), (torch.float32, 1)] if index else []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -36,10 +37,13 @@ class PagedRun:
         cache_bytes: int = 1 << 24,
         dtype: Dtype = "float32",
         layout: Device = "cpu",
+        kv_cache_dtype: Literal["auto", "fp8"] = "auto",
     ) -> None:
         """`layout`: the device whose cache layout is used, whatever device the model is on."""
         self.model = model
-        engine = EngineConfig(layout, dtype, page_size=page_size, cache_bytes=cache_bytes, max_num_batched_tokens=4096)
+        engine = EngineConfig(
+            layout, dtype, kv_cache_dtype, page_size, cache_bytes=cache_bytes, max_num_batched_tokens=4096
+        )
         self.plan = plan_for(model.config, engine)
         self.pool = KvPool(self.plan, model.device)
         self.pool.buffer.view(torch.float32).fill_(float("nan"))
