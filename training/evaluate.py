@@ -1,7 +1,7 @@
-"""The quality meter: held-out items asked of a server or of the reference, counted by exact match.
+"""The quality meter: held-out items asked of a server, of the reference or of the bare engine, counted by exact match.
 
-`python -m training.evaluate --base-url http://HOST/v1` or `--transformers FOLDER`. Exit status 1 where a request
-failed, and with `--check` also where a target is missed.
+`python -m training.evaluate --base-url http://HOST/v1`, `--transformers FOLDER` or `--engine FOLDER`, which is asked
+about text and tools alone. Exit status 1 where a request failed, and with `--check` also where a target is missed.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ def main(
     api_key: Annotated[str | None, typer.Option(help="of the server")] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="requests at a time")] = 32,
     transformers: Annotated[Path | None, typer.Option(help="a checkpoint folder, run by the reference")] = None,
+    engine: Annotated[Path | None, typer.Option(help="a checkpoint folder, run by the engine without a server")] = None,
+    fp8_cache: Annotated[bool, typer.Option("--fp8-cache", help="of the engine")] = False,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; without it, cuda if it is there")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32 (as on cpu) or bfloat16 (as on cuda)")] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="most prompts at a time in the reference")] = None,
@@ -45,16 +47,21 @@ def main(
     out: Annotated[Path | None, typer.Option(help="file for the results as JSON")] = None,
     check: Annotated[bool, typer.Option("--check", help="exit with 1 where a target is missed")] = False,
 ) -> None:
-    names = list(TASKS) if tasks is None else tasks.split(",")
-    _refuse_unknown("--tasks", names, TASKS)
+    # Media reach the engine through a gateway.
+    known = [name for name, task in TASKS.items() if engine is None or task.kind in ("text", "tools")]
+    names = known if tasks is None else tasks.split(",")
+    _refuse_unknown("--tasks", names, known)
     _refuse_unknown("--device", [device or "cpu"], _DEVICES)
     _refuse_unknown("--dtype", [dtype or "float32"], _DTYPES)
-    if base_url is not None and transformers is None:
+    if sum(way is not None for way in (base_url, transformers, engine)) != 1:
+        raise typer.BadParameter("expected one of --base-url, --transformers and --engine")
+    if base_url is not None:
         ask = _server(base_url, model, api_key, concurrency)
-    elif transformers is not None and base_url is None:
+    elif transformers is not None:
         ask = _reference(transformers, device, dtype, batch)
     else:
-        raise typer.BadParameter("expected one of --base-url and --transformers")
+        assert engine is not None
+        ask = _engine(engine, device, dtype, fp8_cache)
     report = Report(names)
     began = time.monotonic()
     facts = _with_progress(ask, list(keys(names, items)), report)
@@ -95,6 +102,18 @@ def _reference(folder: Path, device: str | None, dtype: str | None, batch: int |
             "device": device_name(reference.device),
             "dtype": str(reference.dtype).removeprefix("torch."),
         }
+
+    return ask
+
+
+def _engine(folder: Path, device: str | None, dtype: str | None, fp8_cache: bool) -> Ask:
+    from training.evaluation.engine_run import ask_engine, load_engine
+
+    def ask(asked: list[Key], record: Record) -> Facts:
+        engine = load_engine(folder, device, dtype, fp8_cache)
+        ask_engine(engine, asked, record)
+        used = engine.settings
+        return {"engine": str(folder), "device": used.device, "dtype": used.dtype, "cache": used.cache_dtype}
 
     return ask
 

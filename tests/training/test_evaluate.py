@@ -21,7 +21,7 @@ from multimodal.sound_file import read_sound
 from multimodal.video import VideoRequest
 from training import evaluate
 from training.data.conversation import Film, Picture, Sound
-from training.encode import Encoder
+from training.encode import MODEL_FOLDER, Encoder
 from training.evaluation import media_files
 from training.evaluation.answer_text import read_answer
 from training.evaluation.batches import Prompt, batches
@@ -412,6 +412,8 @@ def test_a_server_that_is_not_there_is_an_error(tmp_path: Path) -> None:
         (),
         ("--base-url", "http://127.0.0.1:1/v1", "--transformers", "x"),
         ("--transformers", "x", "--tasks", "flying"),
+        ("--transformers", "x", "--engine", "x"),
+        ("--engine", "x", "--tasks", "picture_colour"),
         ("--transformers", "x", "--device", "abacus"),
         ("--transformers", "x", "--dtype", "int3"),
         ("--transformers", "x", "--items", "0"),
@@ -419,6 +421,16 @@ def test_a_server_that_is_not_there_is_an_error(tmp_path: Path) -> None:
 )
 def test_odd_options_are_refused(options: tuple[str, ...]) -> None:
     assert CliRunner().invoke(APP, options).exit_code == 2
+
+
+def test_the_engine_alone_answers(tmp_path: Path) -> None:
+    out = tmp_path / "facts.json"
+    options = ["--engine", str(MODEL_FOLDER), "--device", "cpu", "--tasks", "copy", "--items", "3", "--out", str(out)]
+    result = CliRunner().invoke(APP, options)
+    assert result.exit_code == 0
+    facts = json.loads(out.read_text())
+    assert (facts["device"], facts["dtype"], facts["cache"]) == ("cpu", "float32", "float32")
+    assert facts["tasks"]["copy"]["n"] == facts["tasks"]["copy"]["right"] == 3
 
 
 # ---- Batches of the reference
