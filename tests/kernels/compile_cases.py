@@ -21,6 +21,7 @@ from engine.kernels import (
     elementwise,
     fp8_gemm,
     indexer_logits,
+    latent_read,
     latent_write,
     mla_decode,
     mla_prefill,
@@ -52,7 +53,7 @@ def rows_of(sequences: int) -> PagedRows:
 
 def latent_cache(rank: int, coded: bool) -> LatentCache:
     if coded:
-        codes, scales = torch.zeros(64 * rank, dtype=torch.uint8), torch.zeros(64 * rank // 128)
+        codes, scales = torch.zeros(64 * rank, dtype=torch.uint8), torch.zeros(64 * max(1, rank // 128))
         return LatentCache(codes, scales, torch.zeros(4096, dtype=BF16))
     return LatentCache(torch.zeros(64 * (rank + 64), dtype=BF16))
 
@@ -70,6 +71,20 @@ def write_case(coded: bool, indexed: bool, shuffled: bool = False) -> None:
     slots = torch.zeros(32, dtype=torch.int64)
     projected = bf16(32, 1024 + rank + 64)
     latent_write.latent_write(projected, norm, turns, slots, PAGES, latent_cache(rank, coded), index, shuffled)
+
+
+def read_case(rank: int) -> None:
+    slots = torch.zeros(32, dtype=torch.int64)
+    latent_read.read_latents(rank, 64, latent_cache(rank, coded=True), PAGES, slots, BF16)
+
+
+def narrow_case() -> None:
+    """A latent with one scale for fewer than 128 values."""
+    norm = Norm.of([torch.ones(1024), torch.ones(64), torch.ones(64)], 1e-5)
+    turns, slots = torch.zeros(32, 1, 32, dtype=torch.complex64), torch.zeros(32, dtype=torch.int64)
+    cache = latent_cache(64, coded=True)
+    latent_write.latent_write(bf16(32, 1152), norm, turns, slots, PAGES, cache, None)
+    mla_decode.swa_mla_decode(bf16(32, 8, 128), cache, rows_of(32), 513, 64, 0.06)
 
 
 def swa_case(coded: bool) -> None:
@@ -169,6 +184,8 @@ CASES: dict[str, Callable[[], None]] = {
     "latent_write of FP8 rows": lambda: write_case(coded=True, indexed=True),
     "latent_write of preshuffled pages": lambda: write_case(coded=False, indexed=True, shuffled=True),
     "latent_write without index": lambda: write_case(coded=True, indexed=False),
+    "read_latents": lambda: read_case(512),
+    "FP8 rows of narrow latents": narrow_case,
     "swa_mla_decode": lambda: swa_case(coded=False),
     "swa_mla_decode of FP8 rows": lambda: swa_case(coded=True),
     "sparse_mla_decode": lambda: sparse_case(coded=False),
@@ -203,7 +220,7 @@ CASES: dict[str, Callable[[], None]] = {
 # One launch of every kernel, which `make test` compiles for every target.
 EVERY_KERNEL = (
     *("latent_write", "swa_mla_decode of FP8 rows", "indexer_logits", "topk_select", "moe_route", "moe_gemm"),
-    *("fp8_gemm", "mla_prefill", "absorb_queries", "mla_values", "elementwise", "rms_norm", "combine"),
+    *("read_latents", "fp8_gemm", "mla_prefill", "absorb_queries", "mla_values", "elementwise", "rms_norm", "combine"),
 )
 
 
