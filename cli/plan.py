@@ -65,7 +65,7 @@ def plan(
     if memory_bytes is not None:
         fits = _print_fit(config, engine, memory_bytes, taken)
         if fits and machine is not None:
-            _print_steps(machine, share, tensor_parallel_size, text)
+            _print_steps(machine, share, tensor_parallel_size, text, rows)
         raise typer.Exit(0 if fits else 1)
 
 
@@ -77,12 +77,12 @@ def _machine(name: str | None) -> Machine | None:
     return MACHINES[name]
 
 
-def _print_steps(machine: Machine, share: RankShare, ranks: int, text: TextBytes) -> None:
+def _print_steps(machine: Machine, share: RankShare, ranks: int, text: TextBytes, cache: CapacityPlan) -> None:
     typer.echo(
         "a step of one new token a sequence, calculated (at least: bytes alone; expected: as pieces were measured):"
     )
     for batch in (1, 32, 128):
-        step = decode_step(machine, share, ranks, text, batch, _CONTEXT)
+        step = decode_step(machine, share, ranks, text, cache, batch, _CONTEXT)
         times = f"at least {step.least_ms:.1f} ms, expected {step.expected_ms:.1f} ms"
         if ranks > 1:
             times += f", {step.exchange_ms:.1f} ms of it all-reduces"

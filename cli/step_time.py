@@ -12,13 +12,13 @@ import math
 from typing import NamedTuple
 
 from cli.weight_bytes import TextBytes
+from engine.config.capacity import CapacityPlan
 from engine.config.model import ModelConfig
 from engine.config.sharding import RankShare
 
 _ATTENTION = (66.0, 2.5)  # µs, and times the floor
 _MLP = (40.0, 1.05)
 _HEAD = (0.0, 1.3)
-_INDEX_KEY_BYTES = 132
 # All-reduce within a recorded step, of two H200s: µs, and what each further byte takes.
 _EXCHANGE_US, _EXCHANGE_TB_S = 10.5, 0.24
 
@@ -40,7 +40,9 @@ class StepTime(NamedTuple):
     exchange_ms: float  # of the expected time
 
 
-def decode_step(machine: Machine, share: RankShare, ranks: int, text: TextBytes, batch: int, context: int) -> StepTime:
+def decode_step(
+    machine: Machine, share: RankShare, ranks: int, text: TextBytes, cache: CapacityPlan, batch: int, context: int
+) -> StepTime:
     """One new token of so many sequences of so many tokens. Work is taken to be even over ranks."""
     config = share.config
     experts = _touched_experts(config, batch) * share.experts / config.moe.experts
@@ -48,7 +50,7 @@ def decode_step(machine: Machine, share: RankShare, ranks: int, text: TextBytes,
     for index in range(config.num_layers):
         held = text.layer(index)
         # Of what is there twice, decoding reads one.
-        attention = _us(machine, held.attention - _unread(config, index) + batch * _rows(config, index, context))
+        attention = _us(machine, held.attention - _unread(config, index) + batch * _rows(config, cache, index, context))
         mlp = _us(machine, held.mlp + experts * held.expert)
         least += attention + mlp
         expected += _taken(attention, _ATTENTION) + _taken(mlp, _MLP)
@@ -70,15 +72,14 @@ def _touched_experts(config: ModelConfig, tokens: int) -> float:
     return float(moe.experts * (1 - (1 - moe.chosen / moe.experts) ** tokens))
 
 
-def _rows(config: ModelConfig, index: int, context: int) -> int:
+def _rows(config: ModelConfig, cache: CapacityPlan, index: int, context: int) -> int:
     """Bytes of the cache that one query reads in a layer."""
-    kind = config.layer_types[index]
-    g = config.geometry(kind)
-    if kind == "dsa":
-        keys = context * _INDEX_KEY_BYTES if context > config.indexer.top_k else 0
-        return min(context, config.indexer.top_k) * 2 * g.row + keys
-    assert g.window is not None
-    return min(context, g.window) * 2 * g.row
+    if config.layer_types[index] == "swa":
+        return min(context, cache.window) * sum(part.row_bytes for part in cache.swa.parts)
+    keys = sum(part.row_bytes for part in cache.dsa.parts if part.name.startswith("index"))
+    row = sum(part.row_bytes for part in cache.dsa.parts) - keys
+    top_k = config.indexer.top_k
+    return min(context, top_k) * row + (context * keys if context > top_k else 0)
 
 
 def _unread(config: ModelConfig, index: int) -> int:

@@ -59,7 +59,7 @@ class Settings:
     device: str = _option("auto", choice("auto", "cpu", "cuda"), "where the model runs")
     dtype: str = _option("auto", choice("auto", "bfloat16", "float32"), "of weights and activations")
     quantization: str = _option("auto", choice("auto", "none", "fp8"), "of the weights")
-    kv_cache_dtype: str = _option("auto", choice("auto", "fp8"), "of the cached rows")
+    kv_cache_dtype: str = _option("auto", choice("auto", "fp8"), "of the cached rows; fp8 takes about half")
     max_model_len: int | None = _option(None, whole(1), "tokens of prompt and answer together")
     max_num_seqs: int | None = _option(None, whole(1), "sequences that run at once")
     max_num_batched_tokens: int | None = _option(None, whole(1), "tokens of one step")
@@ -124,7 +124,6 @@ _FIELDS = {field.name: field for field in dataclasses.fields(Settings)}
 # Taken by the command line already, built later. Other values than these stop the start rather than have no effect.
 _ONLY_YET: dict[str, tuple[Any, ...]] = {
     "quantization": ("auto", "none"),
-    "kv_cache_dtype": ("auto",),
     "attention_data_parallel": (False,),
     "engine": ("native",),
     "vllm_args": (None,),

@@ -201,7 +201,8 @@ class WorkerLink:
         self._beat_at = self._progress_at = self._clock()
         self._may_resume = True
         self._change("ready")
-        logger.info("worker %s is ready: process %d, %s, %s", self.name, ready.pid, ready.device, ready.dtype)
+        place = (self.name, ready.pid, ready.device, ready.dtype, ready.kv_cache_dtype or ready.dtype)
+        logger.info("worker %s is ready: process %d, %s, %s, cache rows in %s", *place)
 
     def _take_beat(self, beat: Beat) -> None:
         now = self._clock()

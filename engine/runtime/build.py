@@ -90,7 +90,8 @@ def build(folder: Path, engine: EngineConfig, worker_id: str, team: Team | None 
         drafter = load_drafter(folder, model_config, device, _DTYPES[engine.dtype], engine.max_model_len)
     held = hold(folder, engine, ranks, media)
     plan = held.plan
-    log.info("%s in %s on %s\n%s", folder, engine.dtype, engine.device, plan.report())
+    kinds = (engine.dtype, engine.device, engine.cache_dtype)
+    log.info("%s in %s on %s, cache rows in %s\n%s", folder, *kinds, plan.report())
     sampler = Sampler(model_config.vocab_size, device, engine.seed)
     # On a GPU a layer is done long after it was launched, so that there only whole steps tell of progress.
     progress = Progress(only_steps=device.type != "cpu")
@@ -162,6 +163,7 @@ def _announcement(
         groups=tuple(GroupCapacity(group.name, group.bytes_per_token, group.grows) for group in plan.groups),
         media=media,
         instance=secrets.token_hex(8),
+        kv_cache_dtype=engine.cache_dtype,
     )
 
 

@@ -143,6 +143,7 @@ class Ready(Message, frozen=True):
     groups: tuple[GroupCapacity, ...]
     media: MediaSupport | None = None  # None: text only
     instance: str | None = None  # new with every start; a pid may be the same, in a container of its own
+    kv_cache_dtype: str | None = None  # of latent rows; None: as `dtype`
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):

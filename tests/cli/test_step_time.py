@@ -8,6 +8,8 @@ import pytest
 
 from cli.step_time import MACHINES, StepTime, decode_step
 from cli.weight_bytes import TextBytes
+from engine.config.capacity import plan_capacity
+from engine.config.engine import EngineConfig
 from engine.config.model import ModelConfig
 from engine.config.sharding import share_of_rank
 
@@ -18,9 +20,10 @@ SLICE = replace(
 )
 
 
-def step(config: ModelConfig, ranks: int, batch: int, context: int = 2048) -> StepTime:
+def step(config: ModelConfig, ranks: int, batch: int, context: int = 2048, rows: str = "auto") -> StepTime:
     share = share_of_rank(config, ranks, expert_parallel=ranks > 1)
-    return decode_step(MACHINES["h200"], share, ranks, TextBytes(share, "bfloat16", "cuda"), batch, context)
+    cache = plan_capacity(config, EngineConfig.for_device("cuda", kv_cache_dtype=rows), 60 << 30)
+    return decode_step(MACHINES["h200"], share, ranks, TextBytes(share, "bfloat16", "cuda"), cache, batch, context)
 
 
 @pytest.mark.parametrize(
@@ -41,3 +44,10 @@ def test_ranks_share_the_bytes_and_pay_for_the_exchange() -> None:
     assert 6 < one.least_ms / eight.least_ms < 8  # latents, indexer, routers and cache rows are on all of them
     assert eight.expected_ms < one.expected_ms / 2.5
     assert eight.exchange_ms == pytest.approx(92 * (3 * 10.5 + 2 * 32 * 5120 * 1.75 / 0.24e6) / 1e3)
+
+
+def test_fp8_rows_are_fewer_bytes() -> None:
+    """At 2,048 tokens all rows of the DSA layers are read and no index key, of the SWA layers those of the window."""
+    plain, coded = (step(RELEASED, 1, 128, rows=rows) for rows in ("auto", "fp8"))
+    saved = 128 * (13 * 2048 * (1152 - 656) + 33 * 513 * (2176 - 1184))
+    assert plain.least_ms - coded.least_ms == pytest.approx(saved / 4.26e9)

@@ -63,6 +63,12 @@ def test_a_wrong_value_stops_the_start_and_is_named_with_its_source(
     assert all(part in str(caught.value) for part in named), caught.value
 
 
+def test_fp8_cache_rows_may_be_asked_for() -> None:
+    assert load_settings({}, {"DOTS3_KV_CACHE_DTYPE": "fp8"}).kv_cache_dtype == "fp8"
+    with pytest.raises(SettingsError, match=r"--kv-cache-dtype must be .*auto.*fp8.*'int4'"):
+        load_settings({"kv_cache_dtype": "int4"}, {})
+
+
 @pytest.mark.parametrize("text", ["prot: 1\n", "port: many\n", "- port\n", "port: [1\n", "1: 2\n"])
 def test_a_wrong_file_stops_the_start_and_is_named(tmp_path: Path, text: str) -> None:
     file = tmp_path / "dots3.yaml"

@@ -38,5 +38,10 @@ def test_ranks_are_asked_for_where_there_are_several() -> None:
     assert "--enable-expert-parallel" in command
 
 
+def test_fp8_cache_rows_are_asked_of_the_worker() -> None:
+    command = worker_command(Settings(kv_cache_dtype="fp8"), "w", Path("/w"))
+    assert command[command.index("--kv-cache-dtype") + 1] == "fp8"
+
+
 def test_another_python_may_run_it() -> None:
     assert worker_command(Settings(worker_python="/env/bin/python"), "w", Path("/w"))[0] == "/env/bin/python"
