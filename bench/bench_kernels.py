@@ -21,6 +21,7 @@ from engine.kernels import mla_decode
 from engine.kernels.absorb_queries import absorb_queries
 from engine.kernels.fp8_gemm import fp8_gemm
 from engine.kernels.indexer_logits import paged_indexer_logits
+from engine.kernels.key_mask import key_mask
 from engine.kernels.latent_write import latent_write
 from engine.kernels.mla_prefill import mla_prefill
 from engine.kernels.mla_values import mla_values
@@ -208,12 +209,20 @@ def expert_cases(tokens: int) -> Iterator[Case]:
 
 
 def prefill_cases() -> Iterator[Case]:
-    for name, heads, width, window in (("dsa", 128, 192, None), ("swa", 64, 256, WINDOW)):
-        tokens = 4096
-        q, k, v = bf16(tokens, heads, width), bf16(tokens, heads, width), bf16(tokens, heads, 128)
+    tokens = 4096
+    dsa, swa = (128, 128, None), (64, 192, WINDOW)
+    for name, (heads, nope, window) in (("dsa", dsa), ("dsa, chosen", dsa), ("swa", swa)):
+        width = nope + 64
+        expanded, latents = bf16(tokens, heads, nope + 128), bf16(tokens, 576)
+        q, k, v = bf16(tokens, heads, width), expanded[..., :nope], expanded[..., nope:]
+        chosen = None
+        if name == "dsa, chosen":
+            limits = torch.arange(1, tokens + 1, device=DEVICE)
+            chosen = key_mask(topk_positions(torch.randn(tokens, tokens, device=DEVICE), TOP_K, limits), tokens)
         pairs = tokens * (tokens + 1) / 2 if window is None else tokens * window - window * (window - 1) / 2
-        moved = 2.0 * tokens * heads * (2 * width + 2 * 128)
-        launches = [lambda q=q, k=k, v=v, w=window: mla_prefill(q, k, v, w, 0.07)]
+        moved = 2.0 * tokens * heads * (width + nope + 2 * 128)
+        rotary = latents[:, 512:]
+        launches = [lambda q=q, k=k, r=rotary, v=v, w=window, c=chosen: mla_prefill(q, k, r, v, w, 0.07, c)]
         yield Case(f"mla_prefill, {name}, {tokens}", launches, moved, 2.0 * heads * pairs * (width + 128), goal=0.6)
 
 

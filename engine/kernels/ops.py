@@ -113,7 +113,8 @@ class Ops(NamedTuple):
     gate: Callable[[Tensor, Tensor], Tensor]
     kv_write: Callable[[Tensor, Tensor, Tensor], None]
     index_write: Callable[[Tensor, IndexCache, IndexAddresses], None]
-    mla_prefill: Callable[[Tensor, Tensor, Tensor, int | None, float], Tensor]  # all of the past, or a window of it
+    # All of the past, a window of it, or what was chosen of it.
+    mla_prefill: Callable[[Tensor, Tensor, Tensor, Tensor, int | None, float, Tensor | None], Tensor]
     swa_mla_decode: AttendRows
     sparse_mla_decode: AttendRows
     sparse_mla_prefill: AttendRows
@@ -122,6 +123,7 @@ class Ops(NamedTuple):
     moe_route: Callable[[Tensor, Tensor, Tensor, Routing], tuple[Tensor, Tensor]]
     moe_gemm: Callable[[Tensor, Any, Tensor, Tensor, Any], Tensor]  # FP8 rows with FP8 experts
     coded: CodedOps
+    key_mask: Callable[[Tensor, int], Tensor] | None = None  # None: prompts attend to chosen rows by their addresses
     paged: PagedOps | None = None  # None: all steps are made of those above
     fp8: Fp8Ops | None = None  # None: FP8 weights are widened as they are loaded
     single: SingleOps | None = None  # None: a single token is computed like any others

@@ -9,6 +9,7 @@ from engine.kernels import elementwise
 from engine.kernels.absorb_queries import absorb_queries
 from engine.kernels.fp8_gemm import fp8_gemm
 from engine.kernels.indexer_logits import check_index_widths, indexer_logits, paged_indexer_logits
+from engine.kernels.key_mask import key_mask
 from engine.kernels.latent_read import read_latents
 from engine.kernels.latent_write import latent_write
 from engine.kernels.mla_decode import check_mla_widths, mla_decode, sparse_mla_decode, swa_mla_decode
@@ -37,6 +38,7 @@ TRITON = Ops(
     topk_select=topk_select,
     moe_route=moe_route,
     moe_gemm=moe_gemm,
+    key_mask=key_mask,
     coded=CodedOps(latent_write, read_latents),
     paged=PagedOps(
         latent_write=latent_write,

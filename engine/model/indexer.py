@@ -33,6 +33,10 @@ class Indexer:
         )
         self._scale = heads**-0.5 * width**-0.5
 
+    @property
+    def top_k(self) -> int:
+        return self._config.top_k
+
     def write(self, projected: Tensor, cache: IndexCache, step: GroupStep) -> None:
         """projected: [tokens, width], the layer's input through `wk`."""
         assert step.index_write is not None
@@ -59,16 +63,23 @@ class Indexer:
             chosen = rows[:, : self._config.top_k].index_copy(0, indexed.queries, chosen)
         return RowList(chosen, indexed.bias)
 
+    def mask_prefill(
+        self, q_latent: Tensor, projected: Tensor, cache: IndexCache, turns: Tensor, prefill: Prefill
+    ) -> Tensor:
+        """The same keys as `choose_prefill`'s, as a mask of all."""
+        assert self._ops.paged is not None
+        assert self._ops.key_mask is not None
+        assert prefill.limits is not None
+        scores = self._scores(q_latent, projected, cache, turns, prefill)
+        positions = self._ops.paged.topk_positions(scores, self._config.top_k, prefill.limits.squeeze(0))
+        return self._ops.key_mask(positions, scores.shape[1])
+
     def choose_prefill(
         self, q_latent: Tensor, projected: Tensor, cache: IndexCache, turns: Tensor, prefill: Prefill
     ) -> RowList:
         """Rows of each new token of one sequence."""
-        assert prefill.index_addresses is not None
-        q, weights = self._queries(q_latent, projected, turns)
-        scores = self._ops.indexer_logits(
-            q.unsqueeze(0), weights.unsqueeze(0), cache, prefill.index_addresses, prefill.limits
-        )
-        chosen = self._ops.topk_select(scores.squeeze(0), self._config.top_k)
+        scores = self._scores(q_latent, projected, cache, turns, prefill)
+        chosen = self._ops.topk_select(scores, self._config.top_k)
         return RowList(prefill.addresses[chosen], prefill.bias)
 
     def single(self, products: Tensor, q_latent: Tensor) -> SingleIndexer:
@@ -94,6 +105,17 @@ class Indexer:
             q.flatten(1), projected, self._scale, cache, step.rows, step.limits, step.num_keys
         )
         return self._ops.paged.topk_positions(scores, self._config.top_k, step.limits)
+
+    def _scores(
+        self, q_latent: Tensor, projected: Tensor, cache: IndexCache, turns: Tensor, prefill: Prefill
+    ) -> Tensor:
+        """fp32 [queries, keys] of one sequence's new tokens."""
+        assert prefill.index_addresses is not None
+        q, weights = self._queries(q_latent, projected, turns)
+        scores = self._ops.indexer_logits(
+            q.unsqueeze(0), weights.unsqueeze(0), cache, prefill.index_addresses, prefill.limits
+        )
+        return scores.squeeze(0)
 
     def _queries(self, q_latent: Tensor, projected: Tensor, turns: Tensor) -> tuple[Tensor, Tensor]:
         q = self.raw_queries(q_latent)

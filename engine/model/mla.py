@@ -170,18 +170,34 @@ class Attention:
             assert self._indexer is not None
             assert index_weights is not None
             assert cache.index_cache is not None
+            if self._ops.key_mask is not None and self._expands(prefill):
+                mask = self._indexer.mask_prefill(q_latent, index_weights, cache.index_cache, turns, prefill)
+                return self._expanded(q_latent, mask, turns, prefill, cache)
             # Each row of FP8 codes is widened once, not by every query that chose it.
             latent, every = self._plain(cache, RowList(prefill.addresses, None))
             prefill = replace(prefill, addresses=every.addresses)
             chosen = self._indexer.choose_prefill(q_latent, index_weights, cache.index_cache, turns, prefill)
             q = self._absorbed_queries(q_latent, turns)
             return self._values(self._ops.sparse_mla_prefill(q, latent, chosen, g.kv_rank, self._scale))
+        return self._expanded(q_latent, None, turns, prefill, cache)
+
+    def _expands(self, prefill: Prefill) -> bool:
+        """Whether products with all keys, expanded, are less work than absorbed ones with the chosen of them."""
+        assert self._indexer is not None
+        g, queries, keys = self._geometry, prefill.end - prefill.start, len(prefill.addresses)
+        expansion = g.kv_rank * (g.nope + g.value)
+        all_of_them = queries * (prefill.before + keys) / 2 * (g.nope + g.rope + g.value) + keys * expansion
+        return all_of_them <= queries * (self._indexer.top_k * (g.row + g.kv_rank) + expansion)
+
+    def _expanded(
+        self, q_latent: Tensor, mask: Tensor | None, turns: Tensor, prefill: Prefill, cache: LayerCache
+    ) -> Tensor:
+        g = self._geometry
         rows = self._listed(cache, prefill.addresses)
         expanded = torch.mm(rows[:, : g.kv_rank], self._kv_b).view(-1, g.heads, g.nope + g.value)
-        rotary = rows[:, None, g.kv_rank :].expand(-1, g.heads, -1)
-        keys = torch.cat([expanded[..., : g.nope], rotary], dim=-1)
+        keys, values = expanded[..., : g.nope], expanded[..., g.nope :]
         q = self._queries(q_latent, turns)
-        return self._ops.mla_prefill(q, keys, expanded[..., g.nope :], g.window, self._scale)
+        return self._ops.mla_prefill(q, keys, rows[:, g.kv_rank :], values, g.window, self._scale, mask)
 
     def _listed(self, cache: LayerCache, addresses: Tensor) -> Tensor:
         """The rows themselves [addresses, rank + rope], in the model's dtype."""

@@ -1,4 +1,4 @@
-"""Expanded MLA of one sequence's new tokens: softmax(scale · q · kᵀ) · v with causal and window masks."""
+"""Expanded MLA of one sequence's new tokens: softmax(scale · q · kᵀ) · v with causal, window and chosen masks."""
 
 from __future__ import annotations
 
@@ -7,26 +7,42 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from engine.reference.key_mask import masked_keys
+
 _BLOCK = 128  # queries at a time: bounds the scores, and keeps a window's blocks short
 
 
-def mla_prefill(q: Tensor, k: Tensor, v: Tensor, window: int | None, scale: float) -> Tensor:
-    """q: [queries, heads, width], the last of the keys' tokens; k: [keys, heads, width]; v: [keys, heads, value].
+def mla_prefill(
+    q: Tensor,
+    k: Tensor,
+    rotary: Tensor,
+    v: Tensor,
+    window: int | None,
+    scale: float,
+    chosen: Tensor | None = None,
+) -> Tensor:
+    """q: [queries, heads, nope + rope], the last of the keys' tokens; k: [keys, heads, nope]; rotary: [keys, rope], of
+    all heads; v: [keys, heads, value].
 
-    Returns [queries, heads, value]. `window` counts the keys that a query sees, its own included.
+    Returns [queries, heads, value]. `window` counts the keys that a query sees, its own included. `chosen`: mask of the
+    only keys that each query sees, none after its own (`engine.reference.key_mask`).
     """
     queries, before = len(q), len(k) - len(q)
     dtype = q.dtype
-    heads_q, heads_k, heads_v = (x.float().transpose(0, 1) for x in (q, k, v))
+    keys = torch.cat([k, rotary.unsqueeze(1).expand(-1, k.shape[1], -1)], dim=-1)
+    heads_q, heads_k, heads_v = (x.float().transpose(0, 1) for x in (q, keys, v))
     parts = []
     for start in range(0, queries, _BLOCK):
         end = min(start + _BLOCK, queries)
         low = 0 if window is None else max(0, before + start - window + 1)
         high = before + end
-        bias = _bias(end - start, high - low, window, q.device)
-        keys, values = heads_k[:, low:high], heads_v[:, low:high]
-        scores = torch.baddbmm(bias, heads_q[:, start:end], keys.transpose(1, 2), alpha=scale)
-        parts.append(torch.bmm(scores.softmax(-1), values))  # [heads, block, value]
+        if chosen is None:
+            bias = _bias(end - start, high - low, window, q.device)
+        else:
+            unseen = ~masked_keys(chosen[start:end], high)
+            bias = torch.zeros(1, *unseen.shape, device=q.device).masked_fill_(unseen, float("-inf"))
+        scores = torch.baddbmm(bias, heads_q[:, start:end], heads_k[:, low:high].transpose(1, 2), alpha=scale)
+        parts.append(torch.bmm(scores.softmax(-1), heads_v[:, low:high]))  # [heads, block, value]
     return torch.cat(parts, dim=1).transpose(0, 1).to(dtype)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from engine.kernels.ops import AttendRows
 from engine.reference.index_write import IndexAddresses, IndexCache, index_read, index_write
 from engine.reference.indexer_logits import indexer_logits
+from engine.reference.key_mask import key_mask
 from engine.reference.mla_decode import mla_decode, mla_decode_in_chunks
 from engine.reference.mla_prefill import mla_prefill
 from engine.reference.rows import RowList
@@ -78,16 +79,30 @@ def test_prefill_sees_the_past_and_no_further_than_its_window(queries: int, befo
     heads, width, value, scale = 2, 6, 5, 0.4
     keys = before + queries
     q, k, v = torch.randn(queries, heads, width), torch.randn(keys, heads, width), torch.randn(keys, heads, value)
+    k[..., 4:] = k[:, :1, 4:]  # the rotary part, which is all heads'
     if window is not None:  # what no query may see is not read
         k[: max(0, before - window + 1)] = float("nan")
         v[: max(0, before - window + 1)] = float("nan")
-    out = mla_prefill(q, k, v, window, scale)
+    out = mla_prefill(q, k[..., :4], k[:, 0, 4:], v, window, scale)
     assert out.shape == (queries, heads, value)
     for query in {0, queries // 2, min(127, queries - 1), min(128, queries - 1), queries - 1}:
         end = before + query + 1
         start = 0 if window is None else max(0, end - window)
         expected = attend(q[query, 1], k[start:end, 1], v[start:end, 1], scale)
         torch.testing.assert_close(out[query, 1], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_prefill_sees_the_chosen_keys_alone() -> None:
+    queries, keys, heads = 140, 150, 2
+    q, k, rotary = torch.randn(queries, heads, 6), torch.randn(keys, heads, 4), torch.randn(keys, 2)
+    v = torch.randn(keys, heads, 5)
+    positions = torch.stack([torch.randperm(keys - queries + query + 1)[:8].sort().values for query in range(queries)])
+    positions[3, 5:] = -1
+    out = mla_prefill(q, k, rotary, v, None, 0.4, key_mask(positions.int(), keys))
+    for query in (0, 3, 127, 128, 139):
+        seen = positions[query][positions[query] >= 0]
+        own = torch.cat([k[seen, 1], rotary[seen]], dim=-1)
+        torch.testing.assert_close(out[query, 1], attend(q[query, 1], own, v[seen, 1], 0.4), rtol=1e-5, atol=1e-5)
 
 
 # The last takes several chunks of queries, and the one before it a chunk for each query.
@@ -179,8 +194,7 @@ def test_the_absorbed_form_equals_the_expanded_one() -> None:
     up = torch.randn(heads, nope + value, rank) / math.sqrt(rank)
     q = torch.randn(tokens, heads, nope + rope)
     expanded = torch.einsum("tr,hdr->thd", latent, up)
-    keys = torch.cat([expanded[..., :nope], rotary[:, None].expand(-1, heads, -1)], dim=-1)
-    prefilled = mla_prefill(q, keys, expanded[..., nope:], None, scale)
+    prefilled = mla_prefill(q, expanded[..., :nope], rotary, expanded[..., nope:], None, scale)
     cache, places = paged(torch.cat([latent, rotary], dim=-1))
     absorbed = torch.cat([torch.einsum("thd,hdr->thr", q[..., :nope], up[:, :nope]), q[..., nope:]], dim=-1)
     mixed = mla_decode(absorbed[-1:], cache, RowList(places[None], None), rank, scale)

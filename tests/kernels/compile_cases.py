@@ -21,6 +21,7 @@ from engine.kernels import (
     elementwise,
     fp8_gemm,
     indexer_logits,
+    key_mask,
     latent_read,
     latent_write,
     mla_decode,
@@ -108,8 +109,8 @@ def indexer_case(queries: int, shuffled: bool) -> None:
     )
 
 
-def topk_case() -> None:
-    topk_select.topk_positions(torch.zeros(2, 4096), 2048, torch.zeros(2, dtype=torch.int64))
+def topk_case(rows: int) -> None:
+    topk_select.topk_positions(torch.zeros(rows, 4096), 2048, torch.zeros(rows, dtype=torch.int64))
 
 
 def route_case() -> None:
@@ -149,8 +150,11 @@ def norm_case(coded: bool) -> None:
     (rms_norm.quantised_rms_norm if coded else rms_norm.rms_norm)(bf16(32, 5120), norm)
 
 
-def prefill_case(heads: int, width: int, window: int | None) -> None:
-    mla_prefill.mla_prefill(bf16(300, heads, width), bf16(600, heads, width), bf16(600, heads, 128), window, 0.07)
+def prefill_case(heads: int, nope: int, window: int | None, chosen: bool = False) -> None:
+    expanded, latents = bf16(600, heads, nope + 128), bf16(600, 576)
+    q, k, v = bf16(300, heads, nope + 64), expanded[..., :nope], expanded[..., nope:]
+    mask = key_mask.key_mask(torch.zeros(300, 2048, dtype=torch.int32), 600) if chosen else None
+    mla_prefill.mla_prefill(q, k, latents[:, 512:], v, window, 0.07, mask)
 
 
 def queries_case(dsa: bool, tokens: int) -> None:
@@ -194,7 +198,8 @@ CASES: dict[str, Callable[[], None]] = {
     "indexer_logits": lambda: indexer_case(1, shuffled=False),
     "indexer_logits of preshuffled pages": lambda: indexer_case(1, shuffled=True),
     "indexer_logits of a prompt": lambda: indexer_case(100, shuffled=False),
-    "topk_select": topk_case,
+    "topk_select": lambda: topk_case(2),
+    "topk_select of many rows": lambda: topk_case(2000),
     "moe_route": route_case,
     "moe_gemm": lambda: moe_case(100, coded=True),
     "moe_gemm of one token": lambda: moe_case(1, coded=True),
@@ -205,8 +210,9 @@ CASES: dict[str, Callable[[], None]] = {
     "fp8_gemm of one row": lambda: fp8_gemm_case(1),
     "fp8_gemm of a batch": lambda: fp8_gemm_case(128),
     "fp8_gemm of a prompt": lambda: fp8_gemm_case(4096),
-    "mla_prefill": lambda: prefill_case(128, 192, None),
-    "mla_prefill of a window": lambda: prefill_case(64, 256, 513),
+    "mla_prefill": lambda: prefill_case(128, 128, None),
+    "mla_prefill of a window": lambda: prefill_case(64, 192, 513),
+    "mla_prefill of chosen keys": lambda: prefill_case(128, 128, None, chosen=True),
     "absorb_queries": lambda: queries_case(True, 32),
     "absorb_queries of a prompt": lambda: queries_case(False, 100),
     "mla_values": lambda: values_case(True, coded=True),
@@ -220,7 +226,8 @@ CASES: dict[str, Callable[[], None]] = {
 # One launch of every kernel, which `make test` compiles for every target.
 EVERY_KERNEL = (
     *("latent_write", "swa_mla_decode of FP8 rows", "indexer_logits", "topk_select", "moe_route", "moe_gemm"),
-    *("read_latents", "fp8_gemm", "mla_prefill", "absorb_queries", "mla_values", "elementwise", "rms_norm", "combine"),
+    *("read_latents", "fp8_gemm", "mla_prefill of chosen keys", "absorb_queries", "mla_values", "elementwise"),
+    *("rms_norm", "combine"),
 )
 
 
