@@ -21,7 +21,7 @@ from engine.wire.messages import TokenLogprobs
 
 @dataclass
 class Drawn:
-    tokens: dict[Request, list[int]] = field(default_factory=dict)
+    tokens: dict[Request, tuple[int, ...]] = field(default_factory=dict)
     logprobs: dict[Request, list[TokenLogprobs]] = field(default_factory=dict)  # of those that want them
     stuck: dict[Request, str] = field(default_factory=dict)  # those that no token can follow, and why
 
@@ -31,12 +31,14 @@ def draw(sampler: Sampler, logits: torch.Tensor, items: Sequence[Scheduled], lev
 
     `levels`: masks of the items that have a grammar, in their order, behind each number of drafts.
     """
-    for item in items:
-        if item.request not in sampler:
-            sampler.add(item.request, item.request.sampling, item.request.index, item.request.tokens)
+    requests = [item.request for item in items]
+    for request in sampler.unknown(requests):
+        sampler.add(request, request.sampling, request.index, request.tokens)
+    if len(logits) == len(items):  # nobody has drafts
+        return _draw_one_each(sampler, logits, requests, levels)
     counts = [1 + item.num_drafts for item in items]
     deepest = max(counts) - 1
-    held = [place for place, item in enumerate(items) if item.request.matcher is not None]
+    held = _held(requests)
     drawn = Drawn()
     left = list(range(len(items)))
     depth = 0
@@ -61,6 +63,25 @@ def draw(sampler: Sampler, logits: torch.Tensor, items: Sequence[Scheduled], lev
     return drawn
 
 
+def _draw_one_each(
+    sampler: Sampler, logits: torch.Tensor, requests: Sequence[Request], levels: Sequence[Masked] | None
+) -> Drawn:
+    """Without a look at each request: that is what a step of many would mostly be spent on."""
+    allowed = _allowed(levels[0], _held(requests), range(len(requests))) if levels else None
+    sampled = sampler.sample(logits, requests, allowed)
+    drawn = Drawn(dict(zip(requests, zip(sampled.token_ids, strict=True), strict=True)))
+    if sampled.logprobs is not None:
+        entries = zip(requests, sampled.logprobs, strict=True)
+        drawn.logprobs = {request: [entry] for request, entry in entries if entry is not None}
+    drawn.stuck = {requests[row]: _why_stuck(requests[row]) for row in sampled.stuck}
+    return drawn
+
+
+def _held(requests: Sequence[Request]) -> list[int]:
+    """Places of those that have a grammar."""
+    return [place for place, request in enumerate(requests) if request.matcher is not None]
+
+
 def _rows(counts: Sequence[int], left: Sequence[int], depth: int) -> torch.Tensor:
     ends = np.array(counts).cumsum()
     return torch.from_numpy(ends[left] - np.array(counts)[left] + depth)
@@ -82,9 +103,9 @@ def _take(drawn: Drawn, requests: Sequence[Request], sampled: Sampled, depth: in
         if row in sampled.stuck:
             if depth == 0:  # else the tokens before it are told first, and the next step finds the same
                 drawn.stuck[request] = _why_stuck(request)
-                drawn.tokens[request] = [token]
+                drawn.tokens[request] = (token,)
             continue
-        drawn.tokens.setdefault(request, []).append(token)
+        drawn.tokens[request] = (*drawn.tokens.get(request, ()), token)
         if entry is not None:
             drawn.logprobs.setdefault(request, []).append(entry)
 

@@ -231,8 +231,7 @@ class Loop:
             self._progress.end_step()
             for request, reason in result.stuck.items():
                 self._fail(request.request_id, "invalid_value", reason)
-            for output in self._scheduler.advance(batch, result.tokens, result.drafts):
-                self._tell(output, result)
+            self._tell(self._scheduler.advance(batch, result.tokens, result.drafts), result)
 
     def _fail_batch(self, batch: ScheduledBatch, error: Exception) -> None:
         request_ids = dict.fromkeys(item.request.request_id for item in batch.items)
@@ -245,20 +244,23 @@ class Loop:
 
     # ---- out
 
-    def _tell(self, output: Output, result: StepResult) -> None:
-        request = output.request
-        peer = self._owners[request.request_id]
-        logprobs = result.logprobs.get(request)
-        tokens = Tokens(
-            request.request_id,
-            request.index,
-            output.tokens,
-            None if logprobs is None else tuple(logprobs[: len(output.tokens)]),
-            output.finish_reason,
-            result.prompt_logprobs.get(request),
-        )
-        self._outgoing[peer].append(tokens)
-        self._tell_end(output.finished)
+    def _tell(self, outputs: Sequence[Output], result: StepResult) -> None:
+        owners, outgoing = self._owners, self._outgoing
+        plain = not (result.logprobs or result.prompt_logprobs)
+        for output in outputs:
+            request, tokens = output.request, output.tokens
+            logprobs = None if plain else result.logprobs.get(request)
+            message = Tokens(
+                request.request_id,
+                request.index,
+                tokens,
+                None if logprobs is None else tuple(logprobs[: len(tokens)]),
+                output.finish_reason,
+                None if plain else result.prompt_logprobs.get(request),
+            )
+            outgoing[owners[request.request_id]].append(message)
+            if output.finished is not None:
+                self._tell_end(output.finished)
 
     def _tell_end(self, finished: Finished | None) -> None:
         if finished is not None:

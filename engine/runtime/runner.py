@@ -59,12 +59,15 @@ class Runner:
         )
         self._prompt_logprobs: dict[Request, list[TokenLogprobs | None]] = {}
         self._masks = MaskJobs(sampler.vocab_size)
+        self._known: set[Request] = set()  # of whom anything is kept
 
     @torch.inference_mode()
     def run(self, batch: ScheduledBatch) -> StepResult:
         self.release_ended()  # first: this batch may run in the place of requests that ended just before it
         requests = [item.request for item in batch.items]
-        sampling = [item for item in batch.items if item.samples]
+        self._known.update(requests)
+        only_decodes = batch.num_decodes == len(requests)
+        sampling = batch.items if only_decodes else [item for item in batch.items if item.samples]
         masks = self._begin_masks(sampling)
         inputs = self._inputs.build(requests, batch.items)
         hidden = self._hidden(batch, inputs)
@@ -78,15 +81,19 @@ class Runner:
 
     def _sampled_rows(self, batch: ScheduledBatch, inputs: StepInputs, hidden: torch.Tensor) -> torch.Tensor:
         """Of each item that samples the last row that is not of a draft, and those of its drafts."""
-        rows = [
-            row
-            for item, end in zip(batch.items, inputs.starts[1:], strict=True)
-            if item.samples
-            for row in range(end - 1 - item.num_drafts, end)
-        ]
+        count = batch.num_decodes
+        if count == len(batch.items):
+            return hidden
+        rows = list(range(inputs.starts[count]))  # all of the decodes'
+        ends = zip(batch.items[count:], inputs.starts[count + 1 :], strict=True)
+        rows += [end - 1 for item, end in ends if item.samples]
         return hidden if len(rows) == batch.num_tokens else hidden[self._to_device(np.array(rows))]
 
     def release_ended(self) -> None:
+        gone = [request for request in self._known if request.state is not State.RUNNING]
+        if not gone:
+            return
+        self._known.difference_update(request for request in gone if request.state is State.ENDED)
         self._inputs.keep(lambda request: request.state is State.RUNNING)
         if self._drafts is not None:
             self._drafts.keep(lambda request: request.state is State.RUNNING)
@@ -130,7 +137,8 @@ class Runner:
     ) -> dict[Request, tuple[TokenLogprobs | None, ...]]:
         """Those that are complete with this step."""
         complete = {}
-        for item, start in zip(batch.items, inputs.starts, strict=False):
+        prefills = slice(batch.num_decodes, len(batch.items))
+        for item, start in zip(batch.items[prefills], inputs.starts[prefills], strict=True):
             if not item.request.reads_prompt:
                 continue
             if item.start == 0:  # also when it was preempted half way
@@ -157,12 +165,11 @@ class Runner:
 
 
 def _context(inputs: StepInputs, batch: ScheduledBatch, tensor: Callable[[np.ndarray], torch.Tensor]) -> ForwardContext:
-    num_decodes = batch.num_decodes + sum(item.num_drafts for item in batch.items)
     return ForwardContext(
         positions=tensor(inputs.positions),
         query_starts=inputs.query_starts,
         seq_lens=inputs.seq_lens,
-        num_decodes=num_decodes,
+        num_decodes=len(inputs.seq_lens) - (len(batch.items) - batch.num_decodes),  # those for drafts are decodes too
         dsa_slots=tensor(inputs.dsa_slots),
         swa_slots=tensor(inputs.swa_slots),
         dsa_table=tensor(inputs.dsa_table),

@@ -6,8 +6,8 @@ alone; a greedy row is the plain argmax of its logits whatever the others are. K
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from engine.runtime.sampling_state import SamplingState
 from engine.wire.messages import Sampling, TokenLogprobs
 
 Slots = npt.NDArray[np.int64]
+Key = TypeVar("Key", bound=Hashable)
 
 
 class Sampled(NamedTuple):
@@ -47,8 +48,10 @@ class Sampler:
     def vocab_size(self) -> int:
         return self._state.vocab_size
 
-    def __contains__(self, key: Hashable) -> bool:
-        return key in self._state.slots
+    def unknown(self, keys: Iterable[Key]) -> list[Key]:
+        """Those that were not added yet."""
+        slots = self._state.slots
+        return [key for key in keys if key not in slots]
 
     def __len__(self) -> int:
         return len(self._state.slots)

@@ -7,6 +7,8 @@ where they changed. What it returns are views that the next call overwrites.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from itertools import chain
+from operator import is_not
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -50,6 +52,12 @@ class StepInputs(NamedTuple):
     swa_table: Int32s  # [sequences, pages]
 
 
+class _LastStep(NamedTuple):
+    keys: Sequence[Hashable]
+    pages: Sequence[tuple[int, ...]]  # that are written
+    rows: Int64s
+
+
 class Tables:
     """Block tables of one layer group, a row for each running sequence."""
 
@@ -58,14 +66,30 @@ class Tables:
         self._written: list[tuple[int, ...]] = [()] * num_rows
         self._row_of: dict[Hashable, int] = {}
         self._free = list(range(num_rows))
+        self._last: _LastStep | None = None
 
     def keep(self, wanted: Callable[[Any], bool]) -> None:
         """Forgets the others."""
         for key in [key for key in self._row_of if not wanted(key)]:
             self._free.append(self._row_of.pop(key))
+            self._last = None
+
+    def rows_of(self, keys: Sequence[Hashable], pages: Sequence[tuple[int, ...]]) -> Int64s:
+        """Where the sequences' tables, with these pages, lie. Most steps have those of the step before."""
+        last = self._last
+        if last is None or last.keys != keys:
+            rows = [self.row(key, mine) for key, mine in zip(keys, pages, strict=True)]
+            last = _LastStep(keys, pages, np.array(rows, np.int64))
+        elif any(map(is_not, pages, last.pages)):
+            for row, mine in zip(last.rows.tolist(), pages, strict=True):
+                self._write(row, mine)
+            last = last._replace(pages=pages)
+        self._last = last
+        return last.rows
 
     def row(self, key: Hashable, pages: tuple[int, ...]) -> int:
         """Where the sequence's table, with these pages, lies."""
+        self._last = None
         row = self._row_of.get(key)
         if row is None:
             row = self._row_of[key] = self._free.pop()
@@ -99,14 +123,17 @@ class StepInputBuilder:
     def build(self, keys: Sequence[Hashable], steps: Sequence[SequenceStep]) -> StepInputs:
         if len(steps) == 1 and steps[0].num_tokens == 1:
             return self._single(keys[0], steps[0])
-        dsa_rows = [self._dsa.row(key, step.dsa_pages) for key, step in zip(keys, steps, strict=True)]
-        swa_rows = [self._swa.row(key, step.swa_pages) for key, step in zip(keys, steps, strict=True)]
+        dsa_rows = self._dsa.rows_of(keys, [step.dsa_pages for step in steps])
+        swa_rows = self._swa.rows_of(keys, [step.swa_pages for step in steps])
         starts = np.array([step.start for step in steps], np.int64)
+        ids = list(chain.from_iterable([step.token_ids for step in steps]))
+        num_tokens = len(ids)
+        token_ids = self._token_ids[:num_tokens]
+        token_ids[:] = ids
+        if num_tokens == len(steps):
+            return self._one_each(token_ids, starts, dsa_rows, swa_rows)
         counts = np.array([step.num_tokens for step in steps], np.int64)
         ends = counts.cumsum()
-        num_tokens = int(ends[-1])
-        token_ids = self._token_ids[:num_tokens]
-        token_ids[:] = [token for step in steps for token in step.token_ids]
         owners = np.repeat(self._counting[: len(steps)], counts)
         positions = self._counting[:num_tokens] + (starts - ends + counts)[owners]
         numbers, places = np.divmod(positions, self._page_size)
@@ -132,6 +159,26 @@ class StepInputBuilder:
             seq_lens,
             dsa_slots,
             swa_slots,
+            dsa_table,
+            swa_table,
+        )
+
+    def _one_each(self, token_ids: Int64s, positions: Int64s, dsa_rows: Int64s, swa_rows: Int64s) -> StepInputs:
+        """A token of each member, as where all decode."""
+        numbers, places = np.divmod(positions, self._page_size)
+        width = int(numbers.max()) + 1
+        owners = self._counting[: len(positions)]
+        dsa_table = self._dsa.rows[dsa_rows, :width]
+        swa_table = self._swa.rows[swa_rows, :width]
+        starts = list(range(len(positions) + 1))
+        return StepInputs(
+            token_ids,
+            positions,
+            starts,
+            starts,
+            (positions + 1).tolist(),
+            dsa_table[owners, numbers].astype(np.int64) * self._page_size + places,
+            swa_table[owners, numbers].astype(np.int64) * self._page_size + places,
             dsa_table,
             swa_table,
         )

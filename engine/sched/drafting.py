@@ -31,11 +31,15 @@ class DraftPlan:
         self.drafted = [0] * most  # that were verified, by position
         self.accepted = [0] * most
 
+    def limit(self, num_running: int) -> int:
+        """Drafts of each while so many run."""
+        return max(0, min(self._most, self._max_rows // max(1, num_running) - 1))
+
     def verified_with(self, request: Request, num_running: int) -> int:
         """How many tokens a request that decodes has in this step; its drafts are cut to what there is room for."""
         if not request.drafts:
             return 1
-        del request.drafts[self._limit(num_running) :]
+        del request.drafts[self.limit(num_running) :]
         assert request.pages is not None
         room = self._cache.grow(request.pages, request.num_computed + 1 + len(request.drafts))
         del request.drafts[room - request.num_computed - 1 :]
@@ -43,9 +47,7 @@ class DraftPlan:
 
     def beside(self, request: Request, num_tokens: int, num_running: int) -> Drafting:
         """For a step in which the request has so many tokens, its drafts included."""
-        if self._most == 0:  # of a server without drafts, whose every step comes by here for every request
-            return _NOTHING
-        most = min(self._limit(num_running), request.max_drafts)
+        most = min(self.limit(num_running), request.max_drafts)
         if most == 0:
             return _NOTHING
         pages, start = request.pages, request.num_computed
@@ -65,6 +67,3 @@ class DraftPlan:
         for position in range(num_drafts):
             self.drafted[position] += 1
             self.accepted[position] += position < num_right
-
-    def _limit(self, num_running: int) -> int:
-        return max(0, min(self._most, self._max_rows // max(1, num_running) - 1))

@@ -32,13 +32,15 @@ class Request:
 
     __slots__ = (
         *("__weakref__", "_max_tokens", "_stop_ids", "drafts", "finish_reason", "index", "keys", "matcher"),
-        *("max_drafts", "num_computed", "num_prompt", "num_truncated", "pages", "rank", "rates", "sampling", "state"),
-        *("submission", "tokens"),
+        *("max_drafts", "num_computed", "num_prompt", "num_truncated", "pages", "parts", "rank", "rates", "request_id"),
+        *("sampling", "state", "submission", "tokens"),
     )
 
     def __init__(self, submission: Submission, index: int, max_model_len: int) -> None:
         submit = submission.submit
         self.submission = submission
+        self.request_id = submit.request_id
+        self.parts: tuple[Part, ...] = submission.parts  # its media
         self.index = index
         self.sampling: Sampling = submit.sampling
         self.rank = (submit.priority, submission.arrival, index)  # the lower runs first and is preempted last
@@ -57,15 +59,6 @@ class Request:
         self.rates = DraftRates()
         self._stop_ids = frozenset(self.sampling.stop_token_ids)
         self._max_tokens = min(self.sampling.max_tokens, max_model_len - self.num_prompt)
-
-    @property
-    def request_id(self) -> str:
-        return self.submission.submit.request_id
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """Its media."""
-        return self.submission.parts
 
     @property
     def num_output(self) -> int:
@@ -123,6 +116,8 @@ class Request:
 
     def extend(self, tokens: Sequence[int]) -> tuple[tuple[int, ...], FinishReason | None]:
         """Takes sampled tokens up to the one with which the answer is complete. Those, and why it is, if it is."""
+        if len(tokens) == 1:
+            return tuple(tokens), self._append(tokens[0])
         for number, token in enumerate(tokens, 1):
             if (reason := self._append(token)) is not None:
                 return tuple(tokens[:number]), reason

@@ -173,13 +173,20 @@ class Scheduler:
         self._encodings.begin_step()
         step = Step(self._plan.max_num_batched_tokens)
         prefills = []
+        num_running = len(self._running)
+        drafts = self._drafts.limit(num_running)
         for request in self._running:
             if request.state is not State.RUNNING:
                 continue  # preempted for one before it
-            if not request.decodes:
+            pages, start = request.pages, request.num_computed
+            assert pages is not None
+            if start != len(request.tokens) - 1 or start < request.num_prompt:
                 prefills.append(request)
-            elif self._make_room(request, 1, step):
-                self._add(request, self._drafts.verified_with(request, len(self._running)), step)
+            elif start < pages.capacity or self._make_room(request, 1, step):
+                if drafts or request.drafts:
+                    self._add(request, self._drafts.verified_with(request, num_running), step)
+                else:
+                    step.add_token(request)
         for request in prefills:
             if step.budget and request.state is State.RUNNING:
                 wanted = min(request.num_remaining, step.budget)
@@ -205,16 +212,17 @@ class Scheduler:
             pages = request.pages
             if pages is None:
                 continue  # ended while the batch ran
-            begins_answer = len(request.tokens) == request.num_prompt
+            computed = item.start + item.num_tokens
             tokens: tuple[int, ...] = ()
             reason: FinishReason | None = None
             if item.samples:
                 tokens, reason = request.extend(sampled[request])
                 if item.num_drafts:
-                    self._drafts.saw(request, item.num_drafts, len(tokens) - 1)
+                    num_right = len(tokens) - 1
+                    self._drafts.saw(request, item.num_drafts, num_right)
+                    computed += num_right - item.num_drafts
                 if drafts or request.drafts:
                     request.propose(drafts.get(request, ()))
-            computed = item.start + item.num_tokens - item.num_drafts + max(0, len(tokens) - 1)
             request.num_computed = computed
             if item.draft_rows:
                 self._cache.drafted(pages, item.start, min(computed, len(request.tokens) - 1))
@@ -224,7 +232,7 @@ class Scheduler:
                 self._encodings.computed(request, computed)
             if not item.samples and computed < len(request.tokens):
                 continue
-            if request.index == 0 and begins_answer:
+            if computed == request.num_prompt and request.index == 0:
                 self._queue_held(request.submission)
             if not item.samples:
                 reason = "length"

@@ -10,39 +10,44 @@ from engine.sched.request import Request
 
 class Step:
     def __init__(self, budget: int) -> None:
+        self._most = budget
         self.budget = budget  # tokens that are left
         self.preempted = False
-        self._planned: dict[Request, tuple[int, Drafting]] = {}
+        self._decodes: dict[Request, Scheduled] = {}
+        self._prefills: dict[Request, Scheduled] = {}
+
+    def add_token(self, request: Request) -> None:
+        """The last one of a request that decodes, without drafts: nearly all requests of nearly all steps."""
+        pages = request.pages
+        assert pages is not None
+        dsa, swa, mtp = pages.tables
+        start = request.num_computed
+        self._decodes[request] = Scheduled(request, start, 1, (request.tokens[start],), dsa, swa, True, (), 0, mtp)
+        self.budget -= 1
 
     def add(self, request: Request, num_tokens: int, drafting: Drafting) -> None:
         """`num_tokens`: with the request's drafts, where it decodes."""
-        self._planned[request] = (num_tokens, drafting)
+        pages = request.pages
+        assert pages is not None
+        start = request.num_computed
+        num_drafts = len(request.drafts)
+        end = start + num_tokens - num_drafts
+        ids = (*request.tokens[start:end], *request.drafts)
+        samples = end == len(request.tokens) and request.sampling.max_tokens > 0
+        media = spans_within(request.parts, start, num_tokens) if request.parts else ()
+        dsa, swa, mtp = pages.tables
+        item = Scheduled(request, start, num_tokens, ids, dsa, swa, samples, media, num_drafts, mtp, *drafting)
+        (self._decodes if request.decodes else self._prefills)[request] = item
         self.budget -= num_tokens
 
     def preempt(self, request: Request) -> None:
-        if request in self._planned:
-            self.budget += self._planned.pop(request)[0]
+        item = self._decodes.pop(request, None) or self._prefills.pop(request, None)
+        if item is not None:
+            self.budget += item.num_tokens
         self.preempted = True
 
     def batch(self) -> ScheduledBatch | None:
-        if not self._planned:
+        items = (*self._decodes.values(), *self._prefills.values())
+        if not items:
             return None
-        decodes: list[Scheduled] = []
-        prefills: list[Scheduled] = []
-        num_batched = 0
-        for request, (num_tokens, drafting) in self._planned.items():
-            pages = request.pages
-            assert pages is not None
-            start = request.num_computed
-            num_drafts = len(request.drafts)
-            end = start + num_tokens - num_drafts
-            ids = tuple(request.tokens[start:end])
-            if num_drafts:
-                ids += tuple(request.drafts)
-            samples = end == len(request.tokens) and request.sampling.max_tokens > 0
-            media = spans_within(request.parts, start, num_tokens) if request.parts else ()
-            dsa, swa, mtp = pages.tables
-            item = Scheduled(request, start, num_tokens, ids, dsa, swa, samples, media, num_drafts, mtp, *drafting)
-            (decodes if request.decodes else prefills).append(item)
-            num_batched += num_tokens
-        return ScheduledBatch((*decodes, *prefills), len(decodes), num_batched)
+        return ScheduledBatch(items, len(self._decodes), self._most - self.budget)

@@ -92,10 +92,10 @@ def test_no_token_asked_for_ends_with_the_prompt() -> None:
     outputs = []
     while run.scheduler.has_work:
         outputs += run.step()
-    ((_, tokens, reason, finished),) = outputs
-    assert (tokens, reason) == ((), "length")
-    assert finished is not None
-    assert finished.completion_tokens == 0
+    (output,) = outputs
+    assert (output.tokens, output.finish_reason) == ((), "length")
+    assert output.finished is not None
+    assert output.finished.completion_tokens == 0
 
 
 def test_a_stop_from_outside_ends_a_choice_and_what_came_after_does_not_count() -> None:

@@ -241,13 +241,13 @@ class Run:
         assert len(batch.items) <= self.plan.max_num_seqs
         outputs = self.scheduler.advance(batch, self.model.run(batch), self.model.drafts)
         self.scheduler.check_integrity()
-        for request, tokens, reason, finished in outputs:
-            key = (request.request_id, request.index)
-            self.answers.setdefault(key, []).extend(tokens)
-            if reason is not None:
+        for output in outputs:
+            key = (output.request.request_id, output.request.index)
+            self.answers.setdefault(key, []).extend(output.tokens)
+            if output.finish_reason is not None:
                 assert key not in self.reasons
-                self.reasons[key] = reason
-            self.take(finished)
+                self.reasons[key] = output.finish_reason
+            self.take(output.finished)
         return outputs
 
     def until_idle(self, max_steps: int = 2000) -> None:
