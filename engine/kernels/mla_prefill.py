@@ -151,12 +151,16 @@ class _Tiles(NamedTuple):
     stages: int
 
     @classmethod
-    def of_target(cls) -> _Tiles:
+    def of(cls, width: int, value: int, value_bytes: int) -> _Tiles:
+        """`width`: of a query, as it is held in shared memory beside the blocks of keys and values in flight."""
         here = target()
         if here.name == "interpreter":
             return cls(16, WORD, 4, 1)
         if here.has_wgmma:
-            return cls(128, 64, 8, 2)
+            room = here.shared_bytes - 128 * width * value_bytes - 4096
+            stages = min(3, room // (64 * (width + value) * value_bytes))
+            if stages > 0:
+                return cls(128, 64, 8, stages)
         return cls(64, 32, 4, 1)
 
 
@@ -179,18 +183,22 @@ def mla_prefill(
         return out
     one = 1 << (nope.bit_length() - 1)
     two = nope - one
-    tiles = _Tiles.of_target()
+    held = one + (_block(two) if two else 0) + _block(rope)
+    tiles = _Tiles.of(held, _block(value), q.element_size())
     absent = q  # an argument that is not looked at
     _mla_prefill[(-(-queries // tiles.queries), heads)](
         q, k, rotary, v, absent if chosen is None else chosen, out, queries, keys, scale,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), rotary.stride(0), v.stride(0), v.stride(1),
         0 if chosen is None else chosen.stride(0),
-        HEADS=heads, ONE=one, TWO=two, TWO_BLOCK=max(16, triton.next_power_of_2(two)),
-        ROPE=rope, ROPE_BLOCK=max(16, triton.next_power_of_2(rope)),
-        VALUE=value, VALUE_BLOCK=max(16, triton.next_power_of_2(value)), BLOCK_M=tiles.queries, BLOCK_N=tiles.keys,
+        HEADS=heads, ONE=one, TWO=two, TWO_BLOCK=_block(two), ROPE=rope, ROPE_BLOCK=_block(rope),
+        VALUE=value, VALUE_BLOCK=_block(value), BLOCK_M=tiles.queries, BLOCK_N=tiles.keys,
         WINDOW=window or 0, CHOSEN=chosen is not None, WORD=WORD, num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     return out
+
+
+def _block(width: int) -> int:
+    return max(16, triton.next_power_of_2(width))
 
 
 def _check(q: Tensor, k: Tensor, rotary: Tensor, v: Tensor, chosen: Tensor | None) -> None:
