@@ -1,7 +1,10 @@
 """The k best scores of each row as positions in rising order, exactly; of equal scores the lower position is chosen.
 
-A program does one row: the k-th best score is found digit by digit, eight bits at a time, by counting; then positions
-above it, and as many of the first that equal it as are wanted, are written one after the other.
+The k-th best score is found digit by digit, eight bits at a time, by counting; then positions above it, and as many of
+the first that equal it as are wanted, are written one after the other. Where there are rows enough to fill the GPU, or
+rows are short, a program does a row. Else rows are cut into chunks: a launch for each digit, in which every program
+counts the digits of its chunk and has from its neighbours' counts of the launch before which digit the last was, and
+one launch that writes. How long rows are is known to the device alone, which leaves what it does not need undone.
 """
 
 from __future__ import annotations
@@ -13,6 +16,11 @@ from torch import Tensor
 
 from engine.kernels.target import target
 
+_BLOCK = 2048  # scores at a time
+_MOST_CHUNKS = 64  # of a row: each program reads the counts of all
+_TILE = 16  # of their counts at a time
+_WARPS = 8
+
 
 @triton.jit
 def _rank(scores, position, count):
@@ -23,49 +31,141 @@ def _rank(scores, position, count):
 
 
 @triton.jit
-def _topk_select(
+def _count_digits(scores, begin, end, least, shift, BLOCK: tl.constexpr):
+    """How often [256] each digit comes at `shift` among ranks whose digits before it are those of `least`."""
+    found = tl.zeros((256,), tl.int32)
+    for start in range(begin, end, BLOCK):
+        position = start + tl.arange(0, BLOCK)
+        rank = _rank(scores, position, end)
+        same = (position < end) & ((rank >> shift >> 8) == least)
+        found += tl.histogram(((rank >> shift) & 255).to(tl.int32), 256, mask=same)
+    return found
+
+
+@triton.jit
+def _last_digit(found, wanted):
+    """The digit in which the last of so many best lies, and how many are wanted of those that have it."""
+    digit = tl.arange(0, 256)
+    upward = tl.cumsum(found, 0, reverse=True)  # how many have this digit or a greater one
+    last = tl.max(tl.where(upward >= wanted, digit, 0), 0)
+    return last, wanted - tl.sum(tl.where(digit > last, found, 0), 0)
+
+
+@triton.jit
+def _write(scores, out, begin, end, least, wanted, written, ties, BLOCK: tl.constexpr):
+    """Positions above `least`, and tied ones until `wanted`; `written` and `ties` were before `begin`."""
+    for start in range(begin, end, BLOCK):
+        position = start + tl.arange(0, BLOCK)
+        rank = _rank(scores, position, end)
+        real = position < end
+        tied = real & (rank == least)
+        tie = ties + tl.cumsum(tied.to(tl.int32), 0)
+        chosen = (real & (rank > least)) | (tied & (tie <= wanted))
+        place = written + tl.cumsum(chosen.to(tl.int32), 0) - 1
+        tl.store(out + place, position, mask=chosen)
+        written += tl.sum(chosen.to(tl.int32), 0)
+        ties += tl.sum(tied.to(tl.int32), 0)
+
+
+@triton.jit
+def _write_all(out, count, k, BLOCK: tl.constexpr):
+    """Of a row that has no more than k."""
+    for start in range(0, k, BLOCK):
+        place = start + tl.arange(0, BLOCK)
+        tl.store(out + place, tl.where(place < count, place, -1), mask=place < k)
+
+
+@triton.jit
+def _count_of(limits, row, num_scores, LIMITED: tl.constexpr):
+    if LIMITED:
+        return tl.minimum(tl.load(limits + row).to(tl.int32), num_scores)
+    return num_scores
+
+
+@triton.jit
+def _topk_of_row(
     scores, limits, out, num_scores, k,
     BLOCK: tl.constexpr, LIMITED: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     scores += row * num_scores
     out += row * k
-    count = num_scores
-    if LIMITED:
-        count = tl.minimum(tl.load(limits + row).to(tl.int32), num_scores)
-    least = tl.zeros((), tl.uint32)  # the leading digits of the k-th best rank, then all of it
-    wanted = tl.minimum(k, count)  # of those whose leading digits are these; all, where there are not more
-    digit = tl.arange(0, 256)
-    if count > k:
+    count = _count_of(limits, row, num_scores, LIMITED)
+    if count <= k:
+        _write_all(out, count, k, BLOCK)
+    else:
+        least = tl.zeros((), tl.uint32)
+        wanted = k
         for shift in tl.static_range(24, -1, -8):
-            found = tl.zeros((256,), tl.int32)
-            for start in range(0, count, BLOCK):
-                position = start + tl.arange(0, BLOCK)
-                rank = _rank(scores, position, count)
-                same = position < count
-                if shift < 24:
-                    same = same & ((rank >> (shift + 8)) == least)
-                found += tl.histogram(((rank >> shift) & 255).to(tl.int32), 256, mask=same)
-            upward = tl.cumsum(found, 0, reverse=True)  # how many have this digit or a greater one
-            chosen = tl.max(tl.where(upward >= wanted, digit, 0), 0)
-            wanted -= tl.sum(tl.where(digit > chosen, found, 0), 0)
-            least = (least << 8) | chosen.to(tl.uint32)
-    written = tl.zeros((), tl.int32)
-    ties = tl.zeros((), tl.int32)
-    for start in range(0, count, BLOCK):
-        position = start + tl.arange(0, BLOCK)
-        rank = _rank(scores, position, count)
-        real = position < count
-        tied = real & (rank == least)
-        tie = ties + tl.cumsum(tied.to(tl.int32), 0)
-        chosen_here = (real & (rank > least)) | (tied & (tie <= wanted))
-        place = written + tl.cumsum(chosen_here.to(tl.int32), 0) - 1
-        tl.store(out + place, position, mask=chosen_here)
-        written += tl.sum(chosen_here.to(tl.int32), 0)
-        ties += tl.sum(tied.to(tl.int32), 0)
-    for start in range(count, k, BLOCK):
-        place = start + tl.arange(0, BLOCK)
-        tl.store(out + place, tl.full((BLOCK,), -1, tl.int32), mask=place < k)
+            last, wanted = _last_digit(_count_digits(scores, 0, count, least, shift, BLOCK), wanted)
+            least = (least << 8) | last.to(tl.uint32)
+        none = tl.zeros((), tl.int32)
+        _write(scores, out, 0, count, least, wanted, none, none, BLOCK)
+
+
+@triton.jit
+def _counted_so_far(carry, counts, chunks, TILE: tl.constexpr):
+    """Takes one digit further what this chunk knows, from the counts [chunks, 256] of that digit in every chunk: the
+    first digits of the k-th best rank, how many are wanted that have them, and how many above it, and how many that
+    have its digits, lie before this chunk.
+    """
+    digit = tl.arange(0, 256)
+    found = tl.zeros((256,), tl.int32)
+    before = tl.zeros((256,), tl.int32)
+    for start in range(0, chunks, TILE):
+        chunk = start + tl.arange(0, TILE)
+        at = counts + chunk[:, None] * 256 + digit[None, :]
+        tile = tl.load(at, mask=(chunk < chunks)[:, None], other=0)
+        found += tl.sum(tile, 0)
+        before += tl.sum(tl.where((chunk < tl.program_id(1))[:, None], tile, 0), 0)
+    last, wanted = _last_digit(found, tl.load(carry + 1))
+    least = (tl.load(carry).to(tl.uint32, bitcast=True) << 8) | last.to(tl.uint32)
+    above = tl.load(carry + 2) + tl.sum(tl.where(digit > last, before, 0), 0)
+    return least, wanted, above, tl.sum(tl.where(digit == last, before, 0), 0)
+
+
+@triton.jit(do_not_specialize=["shift"])
+def _topk_of_chunk(
+    scores, limits, counted, counts, carry, out, num_scores, k, shift,
+    FIRST: tl.constexpr, LAST: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, LIMITED: tl.constexpr,
+):  # fmt: skip
+    """Counts digits at `shift`, or writes positions where LAST.
+
+    counted, counts: [rows, chunks, 256], of the digit before and of this one; carry: [rows, chunks, 4], in which each
+    chunk keeps from launch to launch what it knows.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    own = tl.program_id(1)
+    most_chunks = tl.num_programs(1)
+    scores += row * num_scores
+    count = _count_of(limits, row, num_scores, LIMITED)
+    if count <= k:
+        if LAST:
+            if own == 0:
+                _write_all(out + row * k, count, k, BLOCK)
+        return
+    size = tl.cdiv(tl.cdiv(count, BLOCK), most_chunks) * BLOCK
+    begin = own * size
+    if begin >= count:
+        return
+    end = tl.minimum(begin + size, count)
+    carry += (row * most_chunks + own) * 4
+    counts += (row * most_chunks + own) * 256
+    least = tl.zeros((), tl.uint32)
+    wanted = k
+    above = tl.zeros((), tl.int32)
+    if not FIRST:
+        counted += row * most_chunks * 256
+        least, wanted, above, tied = _counted_so_far(carry, counted, tl.cdiv(count, size), TILE)
+        if LAST:
+            written = above + tl.minimum(tied, wanted)
+            _write(scores, out + row * k, begin, end, least, wanted, written, tied, BLOCK)
+            return
+    tl.store(carry, least.to(tl.int32, bitcast=True))
+    tl.store(carry + 1, wanted)
+    tl.store(carry + 2, above)
+    found = _count_digits(scores, begin, end, least, shift, BLOCK)
+    tl.store(counts + tl.arange(0, 256), found)
 
 
 def topk_select(scores: Tensor, k: int) -> Tensor:
@@ -83,10 +183,26 @@ def topk_positions(scores: Tensor, k: int, limits: Tensor) -> Tensor:
 def _launch(scores: Tensor, k: int, limits: Tensor | None) -> Tensor:
     if scores.dtype != torch.float32 or not scores.is_contiguous():
         raise ValueError(f"scores must be contiguous fp32, got {scores.dtype} with strides {scores.stride()}")
-    out = scores.new_empty(len(scores), k, dtype=torch.int32)
-    if len(scores):
-        _topk_select[(len(scores),)](
-            scores, scores if limits is None else limits, out, scores.shape[1], k,
-            BLOCK=64 if target().name == "interpreter" else 4096, LIMITED=limits is not None, num_warps=16,
+    rows, num_scores = scores.shape
+    out = scores.new_empty(rows, k, dtype=torch.int32)
+    if rows == 0:
+        return out
+    block = 64 if target().name == "interpreter" else _BLOCK
+    chunks = max(1, min(_MOST_CHUNKS, num_scores // block, 4 * target().multiprocessors // rows))
+    seen = scores if limits is None else limits
+    if chunks == 1:
+        _topk_of_row[(rows,)](
+            scores, seen, out, num_scores, k,
+            BLOCK=block, LIMITED=limits is not None, num_warps=_WARPS,
         )  # fmt: skip
+        return out
+    counted, counts = out.new_empty(2, rows, chunks, 256)
+    carry = out.new_empty(rows, chunks, 4)
+    for shift in (24, 16, 8, 0, -8):
+        _topk_of_chunk[(rows, chunks)](
+            scores, seen, counted, counts, carry, out, num_scores, k, shift,
+            FIRST=shift == 24, LAST=shift < 0, TILE=_TILE, BLOCK=block, LIMITED=limits is not None,
+            num_warps=_WARPS,
+        )  # fmt: skip
+        counted, counts = counts, counted
     return out

@@ -47,6 +47,23 @@ def test_limits_hide_what_lies_beyond_them(device: str) -> None:
         assert (ours[count:] == -1).all()
 
 
+@pytest.mark.parametrize("kind", ["many equal", "all equal", "hidden", "infinite", "zeros of both signs"])
+def test_chunks_of_a_row_agree_on_the_last_of_equals(device: str, kind: str) -> None:
+    """Long enough for a row to be cut; where limits lie, chunks end or have nothing."""
+    n, k = (40_000, 300) if device == "cuda" else (400, 30)
+    scores = kinds_of_scores(4, n)[kind].to(device)
+    limits = torch.tensor([k + 1, n // 2 + 3, n - 1, n], device=device)
+    chosen = topk_positions(scores, k, limits)
+    for row, limit, ours in zip(scores, limits.tolist(), chosen, strict=True):
+        assert torch.equal(ours.long(), reference(row[None, :limit], k)[0])
+
+
+def test_rows_that_fill_a_gpu_are_not_cut(device: str) -> None:
+    rows, n, k = (600, 5000, 64) if device == "cuda" else (17, 100, 20)
+    scores = kinds_of_scores(rows, n)["many equal"].to(device)
+    assert torch.equal(topk_select(scores, k), reference(scores, k))
+
+
 def test_no_rows_are_no_work(device: str) -> None:
     assert topk_select(torch.empty(0, 5, device=device), 2).shape == (0, 2)
 
@@ -57,7 +74,8 @@ def test_too_few_scores_are_named(device: str) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 3, 40])
 @pytest.mark.parametrize("n", [2049, 131_071, 524_288])
-def test_long_rows(n: int) -> None:
-    scores = torch.randn(3, n, device="cuda").round(decimals=3)
+def test_long_rows(n: int, rows: int) -> None:
+    scores = torch.randn(rows, n, device="cuda").round(decimals=3)
     assert torch.equal(topk_select(scores, 2048), reference(scores, 2048))
