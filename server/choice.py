@@ -54,8 +54,8 @@ class Choice:
         self._tags = tags
         self._stops = StopStrings(request.stop) if request.stop else None
         # Nothing can hold text of the answer back or cut it, and nothing is said about its tokens.
-        self._is_plain = self._stops is None and request.max_calls is None and request.sampling.logprobs is None
-        self._passes = self._is_plain and parser.answering
+        self.is_plain = self._stops is None and request.max_calls is None and request.sampling.logprobs is None
+        self._passes = self.is_plain and parser.answering
         self._parser = parser
         self._num_tokens = 0
         self._open = _Piece()
@@ -183,7 +183,7 @@ class Choice:
         if piece.tag is not None and text.endswith(piece.tag):
             text = text.removesuffix(piece.tag) + marked(piece.tag)
         events = self._parser.feed(text)
-        self._passes = self._is_plain and self._parser.answering
+        self._passes = self.is_plain and self._parser.answering
         if (end := self._last_event(events)) is not None:
             self._end_behind_calls(events[: end + 1], piece)
             return

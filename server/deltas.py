@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -38,6 +38,16 @@ class ChoiceDelta(msgspec.Struct, frozen=True):
     logprobs: tuple[TokenLogprob, ...] | None = None
     finish_reason: Literal["stop", "length", "abort", "tool_calls"] | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None  # first delta of choice 0 only, one for each prompt token
+
+
+class Sink(Protocol):
+    """Of whoever iterates over a generation: takes deltas at once, in the place of the iteration's next ones."""
+
+    def is_open(self) -> bool:
+        """Whether it would, while it waits for the iteration's next."""
+        ...
+
+    def take(self, delta: ChoiceDelta) -> None: ...
 
 
 class MediaReport(NamedTuple):

@@ -16,7 +16,7 @@ from starlette.types import Receive
 
 from engine.wire.messages import Ready
 from server.admission import Admission
-from server.deltas import ChoiceDelta, Done
+from server.deltas import ChoiceDelta, Done, Sink
 from server.engine_client import Engine
 from server.errors import RequestError, shown
 from server.media.prepare import MediaPreparer
@@ -27,7 +27,7 @@ from server.schemas.json_text import read_object
 from server.second_chance import SecondChances
 from server.settings import Settings
 
-Generate = Callable[[ValidRequest], AsyncGenerator[ChoiceDelta | Done, None]]
+Generate = Callable[[ValidRequest, Sink | None], AsyncGenerator[ChoiceDelta | Done, None]]
 Result = TypeVar("Result")
 
 _JSON_TYPE = re.compile(r"application/(?:json|[a-z0-9.+-]+\+json)\s*(?:;.*)?", re.IGNORECASE)

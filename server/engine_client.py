@@ -5,13 +5,14 @@ Knows nothing of HTTP, text or how a worker is started.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from engine.wire.messages import Beat, Failed, Finished, Ready, Submit, Tokens
 
 Event = Tokens | Finished | Failed
+Offer = Callable[[Sequence[Event]], bool]
 WorkerState = Literal["starting", "ready", "stalled", "dead", "draining"]
 
 
@@ -32,8 +33,12 @@ class WorkerHealth:
 class Submission(Protocol):
     """A request that an engine has taken. Whoever submitted it closes it."""
 
-    async def receive(self) -> Sequence[Event]:
-        """All that has come since the last call, in order; waits for the first. The last event is terminal."""
+    async def receive(self, offer: Offer | None = None) -> Sequence[Event]:
+        """All that has come since the last call, in order; waits for the first. The last event is terminal.
+
+        While it waits, `offer` is called with what comes, and what it takes (True) is not waited for any more: a task
+        that is woken for each token costs more than the token does.
+        """
         ...
 
     def stop(self, index: int, num_tokens: int) -> None:

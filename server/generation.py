@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 
 import msgspec
 
@@ -16,9 +16,9 @@ from engine.wire.messages import Failed, Finished, MediaData, Submit, Tokens
 from parsers.control_tags import STRUCTURE
 from parsers.registry import response_parser
 from server.choice import Choice
-from server.deltas import ChoiceDelta, Done, Usage
+from server.deltas import ChoiceDelta, Done, Sink, Usage
 from server.detokenizer import Detokenizer, TokenTable
-from server.engine_client import Engine
+from server.engine_client import Engine, Event, Offer
 from server.errors import RequestError, WorkerDiedError
 from server.media.staging import stage
 from server.prompt import ValidRequest
@@ -39,16 +39,23 @@ class Generation:
         self._tags = {tokenizer.token_id(tag): tag for tag in STRUCTURE if tag in tokenizer.control_tokens}
         self._skipped = tokenizer.control_ids - self._tags.keys()
 
-    async def __call__(self, request: ValidRequest) -> AsyncGenerator[ChoiceDelta | Done, None]:
-        """Raises RequestError where the engine cannot serve it, before the first delta or amid them."""
+    async def __call__(
+        self, request: ValidRequest, sink: Sink | None = None
+    ) -> AsyncGenerator[ChoiceDelta | Done, None]:
+        """Raises RequestError where the engine cannot serve it, before the first delta or amid them.
+
+        Where `sink` is open it is given the deltas in which nothing ends; all others are yielded.
+        """
         choices = [self._choice(request, index) for index in range(request.n)]
+        is_plain = request.sampling.max_tokens > 0 and all(choice.is_plain for choice in choices)
+        offer = _offer(choices, sink) if is_plain and sink is not None else None
         with (
             await stage(request.media, self._engine.ready) as media_data,
             contextlib.closing(self._engine.submit(_submit(request, media_data))) as submission,
         ):
             while True:
                 done = None
-                for event in await submission.receive():
+                for event in await submission.receive(offer):
                     if isinstance(event, Tokens):
                         choice = choices[event.index]
                         running = choice.finish_reason is None
@@ -95,6 +102,26 @@ class Generation:
         )
         repairs = sum((choice.repairs for choice in choices), Counter[str]())
         return Done(usage, event.queue_s, event.aborted, repairs)
+
+
+def _offer(choices: Sequence[Choice], sink: Sink) -> Offer:
+    """Of choices that nothing but the engine ends."""
+
+    def take(events: Sequence[Event]) -> bool:
+        if not sink.is_open():
+            return False
+        for event in events:
+            if type(event) is not Tokens or event.finish_reason is not None:
+                return False
+        for event in events:
+            assert isinstance(event, Tokens)
+            choices[event.index].push(event)
+        for choice in choices:
+            if (delta := choice.take()) is not None:
+                sink.take(delta)
+        return True
+
+    return take
 
 
 def _failure(request: ValidRequest, event: Failed) -> RequestError:

@@ -9,13 +9,14 @@ import asyncio
 import socket
 from typing import ClassVar, NamedTuple
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from server.errors import RequestError, error_headers, error_json
 
 # Keys of the scope.
 ABORT = "dots3.abort"  # ends the connection at once, unsent bytes and all
 BODY_SEND = "dots3.body_send"  # sends what follows the head, past layers that look at heads alone
+BODY_NOW = "dots3.body_now"  # a BodyNow
 
 _SEND_BUFFER_BYTES = 128 * 1024
 
@@ -23,6 +24,27 @@ _SEND_BUFFER_BYTES = 128 * 1024
 class ConnectionLimits(NamedTuple):
     max_connections: int
     head_timeout_s: float  # from the first byte of a request to the end of its head
+
+
+class BodyNow:
+    """Pieces of a response's body, written without a wait where none is needed."""
+
+    __slots__ = ("_cycle", "_flow")
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._flow = cycle.flow
+
+    def is_open(self) -> bool:
+        """The head is written, the client is there and takes what it gets, and the body is one in chunks."""
+        cycle = self._cycle
+        return bool(
+            cycle.chunked_encoding and not (self._flow.write_paused or cycle.disconnected or cycle.response_complete)
+        )
+
+    def write(self, data: bytes) -> None:
+        """Not the last, and not empty; only while it is open."""
+        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
 def http_protocol(limits: ConnectionLimits) -> type[HttpToolsProtocol]:
@@ -66,6 +88,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._head_is_over()
         super().on_headers_complete()
         self.scope[BODY_SEND] = self.cycle.send  # type: ignore[literal-required]
+        self.scope[BODY_NOW] = BodyNow(self.cycle)  # type: ignore[literal-required]
 
     def send_400_response(self, msg: str) -> None:
         """The parser gave up, so that there is neither a method nor a path."""

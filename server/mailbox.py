@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import chain
 
 from engine.wire.messages import Tokens
-from server.engine_client import Event
+from server.engine_client import Event, Offer
 from server.turns import Turns
 
 _JOINED = 64  # events that may lie there before they are joined
@@ -30,6 +30,7 @@ class Mailbox:
         self._limit = _JOINED
         self._is_behind = False  # more lies there than was taken
         self._waiter: asyncio.Future[None] | None = None
+        self._offer: Offer | None = None  # of the one that waits
 
     def __len__(self) -> int:
         return len(self._events)
@@ -45,14 +46,14 @@ class Mailbox:
                 self._is_called = True
                 self._turns.soon(self._wake)
 
-    async def receive(self) -> Sequence[Event]:
-        """What has come, in order; waits for the first."""
+    async def receive(self, offer: Offer | None = None) -> Sequence[Event]:
+        """What has come, in order; waits for the first that `offer` does not take."""
         while not self._events:
-            self._waiter = asyncio.get_running_loop().create_future()
+            self._waiter, self._offer = asyncio.get_running_loop().create_future(), offer
             try:
                 await self._waiter
             finally:
-                self._waiter = None
+                self._waiter = self._offer = None
         if self._num_joined == 0 and len(self._events) < _JOINED:  # nearly always
             events, self._events = self._events, []
             return events
@@ -66,8 +67,18 @@ class Mailbox:
 
     def _wake(self) -> None:
         self._is_called = False
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter, offer = self._waiter, self._offer
+        if waiter is None or waiter.done():
+            return
+        if offer is not None and self._num_joined == 0:
+            try:
+                if offer(self._events):
+                    self._events = []
+                    return
+            except Exception as error:  # noqa: BLE001  the waiting task's to deal with, and not the worker's reader's
+                waiter.set_exception(error)
+                return
+        waiter.set_result(None)
 
     def _piece(self) -> int:
         tokens = 0

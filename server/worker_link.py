@@ -21,7 +21,7 @@ import msgspec
 from engine.wire.channel import DealerEnd, WireKey
 from engine.wire.codec import WireError, decode_to_gateway, encode
 from engine.wire.messages import Abort, Beat, Failed, Message, Ready, Stop, Submit, ToGateway, Tokens
-from server.engine_client import Event, WorkerHealth, WorkerState
+from server.engine_client import Event, Offer, WorkerHealth, WorkerState
 from server.errors import RequestError
 from server.mailbox import Mailbox
 from server.turns import Turns
@@ -286,8 +286,8 @@ class LinkSubmission:
         if not self._closed:
             self._mailbox.put(event)
 
-    def receive(self) -> Coroutine[Any, Any, Sequence[Event]]:
-        return self._mailbox.receive()
+    def receive(self, offer: Offer | None = None) -> Coroutine[Any, Any, Sequence[Event]]:
+        return self._mailbox.receive(offer)
 
     def stop(self, index: int, num_tokens: int) -> None:
         self._link.send(Stop(self._wire_id, index, num_tokens))

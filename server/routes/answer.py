@@ -18,17 +18,16 @@ from typing import Protocol
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from server.deltas import ChoiceDelta, Done
+from server.deltas import ChoiceDelta, Done, Sink
 from server.deps import until_gone
 from server.errors import RequestError, WorkerDiedError, error_response
 from server.formats import sse
-from server.http_protocol import ABORT, BODY_SEND
+from server.http_protocol import ABORT, BODY_NOW, BODY_SEND, BodyNow
 from server.request_record import RequestClock
 from server.second_chance import SecondChance, SecondChances
 
 logger = logging.getLogger("dots3.answer")
 
-_TICK_S = 1.0
 FIRST_PING_S = 2.0  # until then an error can still have a status of its own
 FIRST_PING_WITH_GRAMMAR_S = 6.0  # a worker refuses one within 5 s
 _PING_S = 10.0
@@ -62,7 +61,7 @@ class Limits:
 class Job:
     """What an answer is made of. The answer closes `permit`, and the generator that it has begun."""
 
-    begin: Callable[[], AsyncGenerator[ChoiceDelta | Done, None]]
+    begin: Callable[[Sink], AsyncGenerator[ChoiceDelta | Done, None]]
     stream: Callable[[], Stream] | None  # one of the two
     whole: Callable[[], Whole] | None
     num_choices: int
@@ -84,9 +83,10 @@ class Answer(Response):
         del self.headers["content-length"]  # of the empty body that a Response begins with
         self._job = job
         self._began_s = self._last_write_s = time.monotonic()
-        self._write_began_s: float | None = None
+        self._is_writing = False
         self._started = False
         self._body_send: Send | None = None
+        self._body_now: BodyNow | None = None
         self._chance: SecondChance | None = None
         self._renew()
 
@@ -97,7 +97,7 @@ class Answer(Response):
         self._whole = None if self._job.whole is None else self._job.whole()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._body_send = scope.get(BODY_SEND)
+        self._body_send, self._body_now = scope.get(BODY_SEND), scope.get(BODY_NOW)
         open_streams = self._job.clock.metrics.open_streams
         open_streams.inc(self._stream is not None)
         try:
@@ -108,17 +108,31 @@ class Answer(Response):
         if error is not None:
             await self._end_with(error, scope, receive, send)
 
+    # ---- as the sink of its generation, which looks here only while the answer waits for it
+
+    def is_open(self) -> bool:
+        return self._stream is None or (self._body_now is not None and self._body_now.is_open())
+
+    def take(self, delta: ChoiceDelta) -> None:
+        if frames := self._take(delta):
+            assert self._body_now is not None
+            self._body_now.write(frames)
+            self._last_write_s = time.monotonic()
+
+    # ---- its life
+
     async def _attended(self, receive: Receive, send: Send) -> RequestError | None:
         work = asyncio.create_task(self._work(send))
         gone = asyncio.create_task(until_gone(receive))
         try:
             while True:
-                await asyncio.wait((work, gone), timeout=_TICK_S, return_when=asyncio.FIRST_COMPLETED)
+                timeout_s = max(0.01, self._next_look_s() - time.monotonic())
+                await asyncio.wait((work, gone), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
                 if work.done():
                     return _error_of(work)
                 if gone.done():
                     return RequestError("client_closed", "The client left")
-                if (error := await self._tick(send)) is not None:
+                if time.monotonic() >= self._next_look_s() and (error := await self._look(send)) is not None:
                     return error
         finally:
             work.cancel()
@@ -146,7 +160,7 @@ class Answer(Response):
             chance.end()
 
     async def _try(self, send: Send) -> None:
-        events = self._job.begin()
+        events = self._job.begin(self)
         try:
             async for event in events:
                 if isinstance(event, Done):
@@ -180,32 +194,48 @@ class Answer(Response):
             await self._write(send, body, last=True)
 
     async def _write(self, send: Send, data: bytes, last: bool = False) -> None:
-        self._write_began_s = time.monotonic()
+        """Raises RequestError where the client does not read."""
+        if self._body_now is not None and self._body_now.is_open() and not last:
+            self._body_now.write(data)
+        else:
+            self._is_writing = True
+            try:
+                async with asyncio.timeout(self._job.limits.write_timeout_s):
+                    await self._send(send, data, last)
+            except TimeoutError as error:
+                raise RequestError("client_closed", "The client does not read") from error
+            finally:
+                self._is_writing = False
+        self._last_write_s = time.monotonic()
+
+    async def _send(self, send: Send, data: bytes, last: bool) -> None:
         if not self._started:
             self._started = True
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         send_body = self._body_send or send
         await send_body({"type": "http.response.body", "body": data, "more_body": not last})
-        self._write_began_s, self._last_write_s = None, time.monotonic()
 
-    async def _tick(self, send: Send) -> RequestError | None:
-        now_s = time.monotonic()
-        if now_s - self._began_s > self._job.limits.request_timeout_s:
-            return self._too_late()
-        if self._write_began_s is not None:
-            blocked = now_s - self._write_began_s > self._job.limits.write_timeout_s
-            return RequestError("client_closed", "The client does not read") if blocked else None
+    def _next_look_s(self) -> float:
+        """When the time is up, or a silent stream is to be kept alive."""
+        end_s = self._began_s + self._job.limits.request_timeout_s
+        if self._stream is None:
+            return end_s
         patience_s = _PING_S if self._started else self._job.limits.first_ping_s
-        if self._stream is not None and now_s - self._last_write_s >= patience_s:
-            return await self._write_in_time(send, sse.PING)
-        return None
+        return min(end_s, self._last_write_s + patience_s)
+
+    async def _look(self, send: Send) -> RequestError | None:
+        if time.monotonic() >= self._began_s + self._job.limits.request_timeout_s:
+            return self._too_late()
+        if self._is_writing:
+            self._last_write_s = time.monotonic()  # what is under way has a limit of its own
+            return None
+        return await self._write_in_time(send, sse.PING)
 
     async def _write_in_time(self, send: Send, data: bytes, last: bool = False) -> RequestError | None:
         try:
-            async with asyncio.timeout(self._job.limits.write_timeout_s):
-                await self._write(send, data, last)
-        except TimeoutError:
-            return RequestError("client_closed", "The client does not read")
+            await self._write(send, data, last)
+        except RequestError as error:
+            return error
         return None
 
     async def _end_with(self, error: RequestError, scope: Scope, receive: Receive, send: Send) -> None:

@@ -60,7 +60,7 @@ def _shown(gateway: Gateway, asked: Asked[ChatRequest]) -> Shown:
     wishes = Wishes(request.include_usage, request.return_token_ids, request.logprobs)
     prompt_ids = valid.prompt_ids if request.return_token_ids else None
     return Shown(
-        begin=lambda: gateway.generate(valid),
+        begin=lambda sink: gateway.generate(valid, sink),
         stream=lambda: ChatStream(head, wishes, prompt_ids),
         whole=lambda: ChatBody(head, wishes, request.n, prompt_ids),
     )

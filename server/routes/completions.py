@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from engine.wire.messages import Ready
+from server.deltas import Sink
 from server.deps import Body, Gateway, gateway_of, json_body
 from server.formats.completions import CompletionBody, CompletionStream, PromptShown
 from server.formats.json_pieces import Head, Wishes
@@ -57,13 +58,13 @@ def _shown(gateway: Gateway, asked: Asked[CompletionRequest]) -> Shown:
     ]
     shows_prompt_logprobs = request.prompt_logprobs is not None
     return Shown(
-        begin=lambda: _begun(gateway, valid),
+        begin=lambda sink: _begun(gateway, valid, sink),
         stream=lambda: CompletionStream(head, wishes, prompts),
         whole=lambda: CompletionBody(head, wishes, prompts, request.n, shows_prompt_logprobs),
     )
 
 
-def _begun(gateway: Gateway, valid: Sequence[ValidRequest]) -> Deltas:
+def _begun(gateway: Gateway, valid: Sequence[ValidRequest], sink: Sink) -> Deltas:
     if len(valid) == 1:
-        return gateway.generate(valid[0])
-    return side_by_side([gateway.generate(one) for one in valid], valid[0].n)
+        return gateway.generate(valid[0], sink)
+    return side_by_side([gateway.generate(one, None) for one in valid], valid[0].n)

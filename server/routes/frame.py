@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from typing import Generic, NamedTuple, TypeVar
 
 from engine.wire.messages import Ready
-from server.deltas import ChoiceDelta, Done
+from server.deltas import ChoiceDelta, Done, Sink
 from server.deps import Body, Gateway
 from server.prompt import ValidRequest
 from server.request_record import RequestClock
@@ -33,7 +33,7 @@ class Asked(NamedTuple, Generic[Fields]):
 class Shown(NamedTuple):
     """How an answer is made and rendered."""
 
-    begin: Callable[[], AsyncGenerator[ChoiceDelta | Done, None]]
+    begin: Callable[[Sink], AsyncGenerator[ChoiceDelta | Done, None]]
     stream: Callable[[], Stream]
     whole: Callable[[], Whole]
 

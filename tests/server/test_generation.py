@@ -5,6 +5,7 @@ import json
 import random
 from collections.abc import Sequence
 from functools import cache, partial
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -103,6 +104,58 @@ def test_text_usage_and_finish_reason_come_from_the_engine() -> None:
     assert usage.completion_tokens == len(ids("Hello 🙂 world")) + 1
     assert engine.running == 0
     assert engine.aborted == []
+
+
+class Basin:
+    """A sink that is closed now and then, and what came through it and beside it, in order."""
+
+    def __init__(self, open_times: Sequence[bool]) -> None:
+        self._open_times = cycle(open_times)
+        self.deltas: list[ChoiceDelta | Done] = []
+        self.taken = 0
+
+    def is_open(self) -> bool:
+        return next(self._open_times)
+
+    def take(self, delta: ChoiceDelta) -> None:
+        self.deltas.append(delta)
+        self.taken += 1
+
+    def run(self, engine: FakeEngine, asked: ValidRequest) -> None:
+        async def collect() -> None:
+            async for delta in Generation(engine, tokenizer())(asked, self):
+                self.deltas.append(delta)
+
+        asyncio.run(collect())
+
+
+@pytest.mark.parametrize("open_times", [[True], [True, False], [False]])
+@pytest.mark.parametrize("n", [1, 3])
+def test_what_a_sink_takes_and_what_is_yielded_is_together_what_is_yielded_without(
+    open_times: list[bool], n: int
+) -> None:
+    said = [THINK, *ids("\nTwo.\n"), END_THINK, *single_bytes("\n\nFour 🙂 "), *ids("and five."), END]
+    alone = run(FakeEngine(saying(said)), request(n=n))
+    basin = Basin(open_times)
+    basin.run(FakeEngine(saying(said)), request(n=n))
+    for index in range(n):
+        assert thinking(basin.deltas, index) == thinking(alone, index) == "Two."
+        assert answer(basin.deltas, index) == answer(alone, index) == "Four 🙂 and five."
+        assert reasons(basin.deltas, index) == ["stop"]
+    assert done(basin.deltas) == done(alone)
+    assert (basin.taken > 0) == any(open_times)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"stop": ("z",)}, {"max_calls": 1}, {"sampling": {"logprobs": 0}}, {"sampling": {"max_tokens": 0}}]
+)
+def test_a_sink_takes_nothing_of_choices_that_more_than_the_engine_may_end_or_hold_back(
+    changes: dict[str, Any],
+) -> None:
+    basin = Basin([True])
+    basin.run(FakeEngine(saying([*ids("Hello"), END])), request(**changes))
+    assert basin.taken == 0
+    assert answer(basin.deltas) == ("" if changes.get("sampling") == {"max_tokens": 0} else "Hello")
 
 
 def test_the_token_limit_ends_a_choice_with_length_and_flushes_half_a_character() -> None:

@@ -1,13 +1,13 @@
 """Events that nobody takes stay few, and none is lost or out of order when somebody does."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import pytest
 
 from engine.wire.messages import Finished, TokenLogprobs, Tokens
-from server.engine_client import Event
+from server.engine_client import Event, Offer
 from server.mailbox import Mailbox
 from server.turns import Turns
 
@@ -88,3 +88,47 @@ def test_whoever_waits_is_woken_when_there_is_a_turn_for_it_and_then_has_all_tha
         assert await waiting == [END]
 
     run(check())
+
+
+def test_what_an_offer_takes_wakes_nobody_and_the_rest_comes_as_ever() -> None:
+    async def check() -> None:
+        mailbox, seen = Mailbox(Turns(8)), list[Event]()
+
+        def even_ones(events: Sequence[Event]) -> bool:
+            seen.extend(events)
+            return all(isinstance(event, Tokens) and event.token_ids[0] % 2 == 0 for event in events)
+
+        waiting = asyncio.create_task(taken_once(mailbox, even_ones))
+        tokens = [Tokens("r", 0, (number,)) for number in (2, 4, 6, 7)]
+        for one in tokens:
+            await asyncio.sleep(0.001)
+            assert not waiting.done()
+            mailbox.put(one)
+        assert await waiting == tokens[3:]
+        assert seen == tokens
+        # Nobody waits, and so nothing is offered.
+        mailbox.put(tokens[0])
+        assert await taken_once(mailbox, even_ones) == tokens[:1]
+        assert seen == tokens
+
+    run(check())
+
+
+def test_an_offer_that_fails_fails_whoever_waits_and_not_whoever_puts() -> None:
+    async def check() -> None:
+        mailbox = Mailbox()
+
+        def fail(_: Sequence[Event]) -> bool:
+            raise ZeroDivisionError
+
+        waiting = asyncio.create_task(taken_once(mailbox, fail))
+        await asyncio.sleep(0)
+        mailbox.put(END)
+        with pytest.raises(ZeroDivisionError):
+            await waiting
+
+    run(check())
+
+
+async def taken_once(mailbox: Mailbox, offer: Offer) -> Sequence[Event]:
+    return await mailbox.receive(offer)

@@ -21,7 +21,7 @@ from engine.wire.messages import (
     TokenLogprobs,
     Tokens,
 )
-from server.engine_client import Event, WorkerHealth, WorkerState
+from server.engine_client import Event, Offer, WorkerHealth, WorkerState
 from server.errors import RequestError
 from server.mailbox import Mailbox
 
@@ -135,10 +135,10 @@ class FakeSubmission:
         self._said = dict.fromkeys(range(request.n), 0)
         self._ended = False
 
-    async def receive(self) -> Sequence[Event]:
+    async def receive(self, offer: Offer | None = None) -> Sequence[Event]:
         if self._player is None and not self._ended:
             self._player = asyncio.create_task(self._play())
-        return await self._mailbox.receive()
+        return await self._mailbox.receive(offer)
 
     def stop(self, index: int, num_tokens: int) -> None:
         self._engine.stopped.append((self._request.request_id, index, num_tokens))
