@@ -110,6 +110,43 @@ def gate(attended: Tensor, gates: Tensor) -> Tensor:
 
 
 @triton.jit
+def _gate_quantise(
+    attended, gates, codes, scales, token_stride, head_stride, gate_stride,
+    HEADS: tl.constexpr, VALUE: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, FP8: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    WIDTH: tl.constexpr = HEADS * VALUE
+    inside = column < WIDTH
+    head = column // VALUE
+    at = attended + token * token_stride + head * head_stride + column % VALUE
+    values = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    gate = tl.load(gates + token * gate_stride + head, mask=inside, other=0.0).to(tl.float32)
+    code, scale = quantised(values / (1.0 + tl.exp(-gate)), BLOCK, GROUP, FP8)
+    group = tl.program_id(1) * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
+    at = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    tl.store(codes + token * WIDTH + at, code, mask=at < WIDTH)
+    tl.store(scales + token * (WIDTH // GROUP) + group, scale, mask=group < WIDTH // GROUP)
+
+
+def quantised_gate(attended: Tensor, gates: Tensor) -> Quantised:
+    """`gate`, quantised before it is rounded to another type."""
+    tokens, heads, value = attended.shape
+    width = heads * value
+    if width % GROUP or attended.stride(2) != 1 or gates.stride(1) != 1:
+        raise ValueError(f"rows must be a multiple of {GROUP} wide, side by side, got {width} of {attended.stride()}")
+    codes = attended.new_empty(tokens, width, dtype=torch.uint8)
+    scales = attended.new_empty(tokens, width // GROUP, dtype=torch.float32)
+    if tokens:
+        block = min(_BLOCK, triton.next_power_of_2(width))
+        _gate_quantise[(tokens, -(-width // block))](
+            attended, gates, codes, scales, attended.stride(0), attended.stride(1), gates.stride(0),
+            HEADS=heads, VALUE=value, BLOCK=block, GROUP=GROUP, FP8=target().fp8, num_warps=4,
+        )  # fmt: skip
+    return Quantised(codes, scales)
+
+
+@triton.jit
 def _kv_write(rows, cache, addresses, row_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)

@@ -86,6 +86,7 @@ class Fp8Ops(NamedTuple):
     quantise: Callable[[Tensor], Quantised]
     rms_norm: Callable[[Tensor, Norm], Normed]
     silu_mul: Callable[[Tensor], Quantised]
+    gate: Callable[[Tensor, Tensor], Quantised]
     mla_values: Callable[[Any, Tensor, Tensor], Quantised]
     gemm: Callable[[Quantised, Fp8Weight, torch.dtype, Tensor | None], Tensor]
 

@@ -53,6 +53,7 @@ TRITON = Ops(
         quantise=elementwise.fp8_quant,
         rms_norm=quantised_rms_norm,
         silu_mul=elementwise.quantised_silu_mul,
+        gate=elementwise.quantised_gate,
         mla_values=quantised_mla_values,
         gemm=fp8_gemm,
     ),

@@ -83,6 +83,9 @@ class Attention:
             weights = None if index_weights is None else index_weights[span]
             parts.append(self._prefill(q_latent[span], weights, step.turns[span], prefill, cache))
         attended = parts[0] if len(parts) == 1 else torch.cat(parts)
+        if self._output.coded:
+            assert self._ops.fp8 is not None
+            return self._output.added_to(residual, self._ops.fp8.gate(attended, gates))
         return self._output.added_to(residual, self._ops.gate(attended, gates))
 
     def single(self, buffers: Buffers) -> SingleAttention:

@@ -176,6 +176,7 @@ def small_case() -> None:
     elementwise.quantised_silu_mul(bf16(2, 3072))
     elementwise.fp8_quant(bf16(2, 1024))
     elementwise.gate(bf16(2, 128, 128), bf16(2, 128))
+    elementwise.quantised_gate(bf16(2, 128, 128), bf16(2, 128))
     addresses = torch.zeros(2, dtype=torch.int64)
     elementwise.kv_write(bf16(2, 576), bf16(10, 576), addresses)
     cache = IndexCache(torch.zeros(10, 128, dtype=torch.uint8), torch.zeros(10, 1))

@@ -127,6 +127,15 @@ def test_small_operations(device: str, dtype: torch.dtype) -> None:
     )
 
 
+@pytest.mark.parametrize("heads", [2, 9])
+def test_gated_rows_are_quantised_at_once(device: str, heads: int) -> None:
+    attended = torch.randn(heads, 3, 128, device=device).to(BF16).transpose(0, 1)
+    gates = torch.randn(3, heads + 1, device=device).to(BF16)[:, 1:]
+    ours = dequantised(elementwise.quantised_gate(attended, gates))
+    plain, exact = gate(attended, gates), gate(attended.double(), gates.double())
+    assert_as_good(ours, dequantised(fp8_quant(plain)), exact, 1e-3)
+
+
 def test_rows_and_index_keys_go_where_they_belong(device: str) -> None:
     def fresh(dtype: torch.dtype, width: int) -> Tensor:
         flat = torch.full((400,), float("nan"), device=device).to(dtype) if dtype.is_floating_point else None
