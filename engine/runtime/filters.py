@@ -10,12 +10,17 @@ import numpy as np
 import torch
 
 
-def lower_bounds(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
-    """[rows]: the smallest logit that may be drawn. `top_k` is the vocabulary's size where it is off."""
+def lower_bounds(
+    logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor, sorts: bool = True
+) -> torch.Tensor:
+    """[rows]: the smallest logit that may be drawn. `top_k` is the vocabulary's size where it is off.
+
+    `sorts`: false where top-k and top-p are off in every row, which the host knows without asking the device.
+    """
     vocab = logits.shape[1]
     peaks = logits.amax(-1)
     bounds = peaks + min_p.log()  # log 0 is −inf: off
-    if bool(((top_k >= vocab) & (top_p >= 1)).all()):
+    if not sorts:
         return bounds
     values = _descending(logits)
     places = torch.arange(vocab, device=logits.device)

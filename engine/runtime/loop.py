@@ -1,7 +1,8 @@
 """The worker's main loop: take what arrived, schedule, run, account, tell. Owns who gets which answer.
 
-Every accepted request ends in exactly one Finished or Failed, unless its gateway has left. Does not touch sockets
-(the mailroom's thread does) and knows nothing of tensors.
+Where the device works by itself, the next step is launched before what the one before brought is looked at. Every
+accepted request ends in exactly one Finished or Failed, unless its gateway has left. Does not touch sockets (the
+mailroom's thread does) and knows nothing of tensors.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ import logging
 import queue
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from engine.runtime.mailroom import Arrived, Compiled, Left, Letter, Stopping
 from engine.runtime.media_intake import MediaIntake
 from engine.runtime.progress import Progress
 from engine.sched.batch import Output, ScheduledBatch
 from engine.sched.parts import Part
-from engine.sched.request import Request
+from engine.sched.request import Request, State
 from engine.sched.scheduler import RefusedError, Scheduler
 from engine.wire.messages import (
     Abort,
@@ -38,6 +39,7 @@ _LONGEST_WAIT_S = 0.5
 _NO_BATCH_WAIT_S = 0.005  # before the scheduler is asked again when it found nothing to run though requests wait
 
 log = logging.getLogger(__name__)
+Outcome = TypeVar("Outcome")
 
 
 class StepResult(NamedTuple):
@@ -60,6 +62,31 @@ class StepRunner(Protocol):
     def is_fatal(self, error: Exception) -> bool:
         """Whether the device is of no more use after this error."""
         ...
+
+
+class Launched(Protocol):
+    """A step that a device has been given."""
+
+    def result(self) -> StepResult:
+        """Waits for it."""
+        ...
+
+
+class Launcher(Protocol):
+    """A runner whose device works by itself, on one step after the other."""
+
+    def takes(self, batch: ScheduledBatch) -> bool:
+        """Whether it can launch the batch, and then those that follow it."""
+        ...
+
+    def launch(self, batch: ScheduledBatch) -> Launched:
+        """Unknown tokens of the batch are those of the step that was launched before it."""
+        ...
+
+
+class _Flight(NamedTuple):
+    batch: ScheduledBatch
+    step: Launched
 
 
 class Post(Protocol):
@@ -89,11 +116,14 @@ class Loop:
         grammars: GrammarCompiler | None = None,
         media: MediaIntake | None = None,
         count_experts: Callable[[], tuple[int, ...]] | None = None,
+        launcher: Launcher | None = None,
     ) -> None:
         """Without `grammars` every request that has one is refused, and so it is with `media`. `count_experts`: pairs
-        of token and expert by rank, for the beat."""
+        of token and expert by rank, for the beat. Without `launcher` each step is over before the next is planned."""
         self._scheduler = scheduler
         self._runner = runner
+        self._launcher = launcher
+        self._flight: _Flight | None = None  # the step that runs
         self._vocab_size = vocab_size
         self._progress = progress
         self._grammars = grammars
@@ -130,6 +160,7 @@ class Loop:
                 self._send(post)
             return not self._stopping.failed
         finally:
+            self._flight = None
             for request_id in tuple(self._owners):
                 self._fail(request_id, "engine_dead", "the worker is shutting down")
             self._send(post)
@@ -208,33 +239,72 @@ class Loop:
         """How long the loop may then wait for letters."""
         if self._stopping is not None:
             return 0
-        self._busy = self._scheduler.has_work
-        batch = self._scheduler.schedule() if self._busy else None
-        if batch is not None:
-            self._run(batch)
-            self._busy = self._scheduler.has_work
+        self._busy = self._has_work
+        moved = self._busy and (self._begin() if self._flight is None else self._go_on(self._flight))
+        self._busy = self._has_work
         self._figures = self._scheduler.figures()
         if self._count_experts is not None:
             self._expert_load = self._count_experts()
         if not self._busy:
             self._runner.release_ended()
             return None
-        return 0 if batch is not None else _NO_BATCH_WAIT_S
+        return 0 if moved else _NO_BATCH_WAIT_S
 
-    def _run(self, batch: ScheduledBatch) -> None:
+    @property
+    def _has_work(self) -> bool:
+        return self._flight is not None or self._scheduler.has_work
+
+    def _begin(self) -> bool:
+        """With nothing under way. Whether there was anything to run."""
+        batch = self._scheduler.schedule()
+        if batch is None:
+            return False
+        self._note_begin(batch)
+        if self._launcher is not None and self._launcher.takes(batch):
+            self._flight = self._launch(batch, self._launcher)
+        else:
+            self._settle(batch, lambda: self._runner.run(batch))
+        return True
+
+    def _go_on(self, flight: _Flight) -> bool:
+        """Launches what follows, if that can be told, and only then waits for what runs."""
+        following = self._scheduler.follow(flight.batch)
+        self._flight = None
+        if following is not None and self._launcher is not None:
+            self._flight = self._launch(following, self._launcher)
+        self._settle(flight.batch, flight.step.result)
+        if self._flight is not None:
+            self._note_begin(self._flight.batch)
+        return True
+
+    def _note_begin(self, batch: ScheduledBatch) -> None:
         self._progress.begin_step(batch.num_tokens + batch.encoder.num_tokens)
+
+    def _launch(self, batch: ScheduledBatch, launcher: Launcher) -> _Flight | None:
+        step = self._attempt(batch, lambda: launcher.launch(batch))
+        return None if step is None else _Flight(batch, step)
+
+    def _settle(self, batch: ScheduledBatch, run: Callable[[], StepResult]) -> None:
+        """Whoever has ended since the batch was planned is told nothing more of it."""
+        result = self._attempt(batch, run)
+        if result is None:
+            return
+        self._progress.end_step()
+        for request, reason in result.stuck.items():
+            self._fail(request.request_id, "invalid_value", reason)
+        self._tell(self._scheduler.advance(batch, result.tokens, result.drafts), result)
+
+    def _attempt(self, batch: ScheduledBatch, do: Callable[[], Outcome]) -> Outcome | None:
+        """None if it failed, and with it the batch."""
         try:
-            result = self._runner.run(batch)
+            return do()
         except Exception as error:  # noqa: BLE001  the one broad except: whatever a batch dies of, the others live on
             self._fail_batch(batch, error)
-        else:
-            self._progress.end_step()
-            for request, reason in result.stuck.items():
-                self._fail(request.request_id, "invalid_value", reason)
-            self._tell(self._scheduler.advance(batch, result.tokens, result.drafts), result)
+            return None
 
     def _fail_batch(self, batch: ScheduledBatch, error: Exception) -> None:
-        request_ids = dict.fromkeys(item.request.request_id for item in batch.items)
+        living = (item.request for item in batch.items if item.request.state is not State.ENDED)
+        request_ids = dict.fromkeys(request.request_id for request in living)
         log.error("a step failed, and with it %s", ", ".join(request_ids), exc_info=error)
         for request_id in request_ids:
             self._fail(request_id, "internal_error", "the engine failed in a step of this request")

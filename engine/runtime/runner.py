@@ -1,6 +1,7 @@
 """One batch through the model: input arrays, forward pass, logits of the rows that need them, sampled tokens.
 
-Owns the sampler, the step's buffers and the prompt log-probabilities under way. Does not choose what is in a batch.
+Owns the sampler, the step's buffers, the prompt log-probabilities under way and, on the device, the ids sampled last,
+which the step after may be launched with. Does not choose what is in a batch.
 """
 
 from __future__ import annotations
@@ -23,13 +24,29 @@ from engine.runtime.loop import StepResult
 from engine.runtime.masks import Masked, MaskJobs
 from engine.runtime.media_encoder import MediaEncoder
 from engine.runtime.parallel import LeadModel, RanksError, Recorded
-from engine.runtime.sampler import Sampler
+from engine.runtime.sampler import Sampler, asks_the_host
 from engine.runtime.step_inputs import StepInputBuilder, StepInputs
-from engine.sched.batch import Scheduled, ScheduledBatch
+from engine.runtime.transfers import Fetched, Fetcher, staged, to_device
+from engine.sched.batch import UNKNOWN_TOKEN, Scheduled, ScheduledBatch
 from engine.sched.request import Request, State
 from engine.wire.messages import TokenLogprobs
 
 _PROMPT_ROWS_AT_ONCE = 256  # bounds the logits [rows, vocab] in memory
+
+
+class LaunchedStep:
+    """A step that the device has been given."""
+
+    def __init__(self, requests: Sequence[Request], token_ids: torch.Tensor, fetched: Fetched) -> None:
+        """`token_ids`: on the device, of each of `requests`."""
+        self.requests = requests
+        self.token_ids = token_ids
+        self._fetched = fetched
+
+    def result(self) -> StepResult:
+        """Waits for it."""
+        tokens = zip(self._fetched.wait(), strict=True)
+        return StepResult(dict(zip(self.requests, tokens, strict=True)), {}, {})
 
 
 class Runner:
@@ -60,6 +77,8 @@ class Runner:
         self._prompt_logprobs: dict[Request, list[TokenLogprobs | None]] = {}
         self._masks = MaskJobs(sampler.vocab_size)
         self._known: set[Request] = set()  # of whom anything is kept
+        self._fetcher = Fetcher(self._device)
+        self._launched: LaunchedStep | None = None  # the last one
 
     @torch.inference_mode()
     def run(self, batch: ScheduledBatch) -> StepResult:
@@ -70,7 +89,7 @@ class Runner:
         sampling = batch.items if only_decodes else [item for item in batch.items if item.samples]
         masks = self._begin_masks(sampling)
         inputs = self._inputs.build(requests, batch.items)
-        hidden = self._hidden(batch, inputs)
+        hidden = self._hidden(batch, inputs, None)
         prompt_logprobs = self._read_prompts(batch, inputs, hidden)
         drawn = Drawn()
         if sampling:
@@ -78,6 +97,43 @@ class Runner:
             drawn = draw(self._sampler, logits, sampling, None if masks is None else masks.result())
         drafts = {} if self._drafts is None else self._drafts.make(batch.items, inputs.starts, hidden, drawn.tokens)
         return StepResult(drawn.tokens, drawn.logprobs, prompt_logprobs, drawn.stuck, drafts)
+
+    def takes(self, batch: ScheduledBatch) -> bool:
+        """Whether it can be launched: nothing but an id of each request is wanted of it, and nothing to come of it is
+        needed on the host before the next step is launched."""
+        return all(
+            item.samples
+            and not (item.num_drafts or item.draft_rows)
+            and not item.request.reads_prompt
+            and item.request.matcher is None
+            and not asks_the_host(item.request.sampling)
+            for item in batch.items
+        )
+
+    @torch.inference_mode()
+    def launch(self, batch: ScheduledBatch) -> LaunchedStep:
+        """As `run`, but does not wait for the device. Where tokens are unknown they are those of the last launch."""
+        self.release_ended()
+        requests = [item.request for item in batch.items]
+        self._known.update(requests)
+        inputs = self._inputs.build(requests, batch.items)
+        known = inputs.token_ids[0] != UNKNOWN_TOKEN  # all of them or none
+        hidden = self._hidden(batch, inputs, None if known else self._last_ids(requests))
+        logits = self._model.logits(self._sampled_rows(batch, inputs, hidden))
+        for request in self._sampler.unknown(requests):
+            self._sampler.add(request, request.sampling, request.index, request.tokens)
+        token_ids = self._sampler.sample_ahead(logits, requests)
+        self._launched = LaunchedStep(requests, token_ids, self._fetcher.fetch(token_ids))
+        return self._launched
+
+    def _last_ids(self, requests: Sequence[Request]) -> torch.Tensor:
+        """What the last launch brings for each of these."""
+        last = self._launched
+        assert last is not None
+        if requests == last.requests:
+            return last.token_ids
+        row_of = {request: row for row, request in enumerate(last.requests)}
+        return last.token_ids[self._to_device(np.array([row_of[request] for request in requests]))]
 
     def _sampled_rows(self, batch: ScheduledBatch, inputs: StepInputs, hidden: torch.Tensor) -> torch.Tensor:
         """Of each item that samples the last row that is not of a draft, and those of its drafts."""
@@ -107,14 +163,16 @@ class Runner:
             return True
         return self._device.type == "cuda" and not isinstance(error, torch.OutOfMemoryError | ValueError)
 
-    def _hidden(self, batch: ScheduledBatch, inputs: StepInputs) -> torch.Tensor:
+    def _hidden(self, batch: ScheduledBatch, inputs: StepInputs, ids: torch.Tensor | None) -> torch.Tensor:
+        """`ids`: on the device, where they are not known here."""
         if self._media is not None:
             self._media.do(batch.encoder)  # also in a step of decodes alone, where whoever needs it found no pages
         if self._graphs is not None and batch.num_decodes == len(batch.items):
-            tokens = torch.from_numpy(inputs.token_ids)
-            return self._graphs.forward(tokens, _context(inputs, batch, torch.from_numpy))
+            tokens = self._staged(inputs.token_ids) if ids is None else ids
+            return self._graphs.forward(tokens, _context(inputs, batch, self._staged))
         context = _context(inputs, batch, self._to_device)
-        return self._model.forward(self._tokens(batch, inputs), context, self._pool, self._on_layer)
+        tokens = self._tokens(batch, inputs) if ids is None else ids
+        return self._model.forward(tokens, context, self._pool, self._on_layer)
 
     def _tokens(self, batch: ScheduledBatch, inputs: StepInputs) -> torch.Tensor:
         """Ids, or embeddings where media stand among them."""
@@ -160,8 +218,11 @@ class Runner:
             entries += token_logprobs(logits.log_softmax(-1), targets, [wanted] * len(targets))
         return entries
 
+    def _staged(self, array: np.ndarray) -> torch.Tensor:
+        return staged(array, self._device)
+
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device)
+        return to_device(array, self._device)
 
 
 def _context(inputs: StepInputs, batch: ScheduledBatch, tensor: Callable[[np.ndarray], torch.Tensor]) -> ForwardContext:

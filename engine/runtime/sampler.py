@@ -17,6 +17,7 @@ from engine.runtime.filters import lower_bounds
 from engine.runtime.logprobs import token_logprobs
 from engine.runtime.noise import exponential, row_keys
 from engine.runtime.sampling_state import SamplingState
+from engine.runtime.transfers import to_device
 from engine.wire.messages import Sampling, TokenLogprobs
 
 Slots = npt.NDArray[np.int64]
@@ -81,18 +82,10 @@ class Sampler:
         if not columns["plain"][slots].all():
             self._process(logits, slots)
         alive = None if allowed is None else logits[self._to_device(allowed.rows)].amax(-1) > -torch.inf
-        greedy = columns["greedy"][slots]
-        if greedy.all():
-            token_ids = _argmax(logits)
-        elif not greedy.any():
-            token_ids = self._draw(logits, slots)
-        else:
-            token_ids = _argmax(logits)
-            random = np.flatnonzero(~greedy)
-            places = self._to_device(random)
-            token_ids[places] = self._draw(logits[places], slots[random])
+        token_ids = self._choose(logits, slots)
+        state.count(slots, token_ids)
         tokens: list[int] = token_ids.tolist()
-        state.record(slots, token_ids, tokens)
+        state.remember(slots, tokens)
         stuck = [] if alive is None or allowed is None else allowed.rows[~alive.cpu().numpy()].tolist()
         if raw is None:
             return Sampled(tokens, None, stuck)
@@ -101,6 +94,30 @@ class Sampler:
         for place, entry in zip(described.tolist(), found, strict=True):
             entries[place] = entry
         return Sampled(tokens, entries, stuck)
+
+    def sample_ahead(self, logits: torch.Tensor, keys: Sequence[Hashable]) -> torch.Tensor:
+        """The same tokens [keys], left on the device: the host waits for nothing. Not for keys that `asks_the_host`."""
+        state = self._state
+        if state.simple.issuperset(keys):
+            return _argmax(logits)
+        of_key = state.slots
+        slots = np.array([of_key[key] for key in keys], dtype=np.int64)
+        if not state.columns["plain"][slots].all():
+            self._process(logits, slots)
+        token_ids = self._choose(logits, slots)
+        state.count(slots, token_ids)
+        return token_ids
+
+    def _choose(self, logits: torch.Tensor, slots: Slots) -> torch.Tensor:
+        greedy = self._state.columns["greedy"][slots]
+        if not greedy.any():
+            return self._draw(logits, slots)
+        token_ids = _argmax(logits)
+        if not greedy.all():
+            random = np.flatnonzero(~greedy)
+            places = self._to_device(random)
+            token_ids[places] = self._draw(logits[places], slots[random])
+        return token_ids
 
     def _forbid(self, logits: torch.Tensor, allowed: Allowed) -> None:
         rows = self._to_device(allowed.rows)
@@ -125,8 +142,9 @@ class Sampler:
         columns = self._state.columns
         scaled = logits / self._column("temperature", slots)[:, None]
         if columns["filtered"][slots].any():
-            limits = (self._column(name, slots) for name in ("top_k", "top_p", "min_p"))
-            scaled.masked_fill_(scaled < lower_bounds(scaled, *limits)[:, None], -torch.inf)
+            sorts = bool(((columns["top_k"][slots] < self.vocab_size) | (columns["top_p"][slots] < 1)).any())
+            top_k, top_p, min_p = (self._column(name, slots) for name in ("top_k", "top_p", "min_p"))
+            scaled.masked_fill_(scaled < lower_bounds(scaled, top_k, top_p, min_p, sorts)[:, None], -torch.inf)
         keys = row_keys(columns["seed"][slots], columns["index"][slots], columns["num_outputs"][slots] + ahead)
         # p / E, but for a factor that is the same for the whole row and so for its argmax.
         weights = scaled.sub_(scaled.amax(-1, keepdim=True)).exp_()
@@ -174,7 +192,13 @@ class Sampler:
         return self._to_device(self._state.columns[name][slots])
 
     def _to_device(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device)
+        return to_device(array, self._device)
+
+
+def asks_the_host(sampling: Sampling) -> bool:
+    """Whether a token of such a request is needed on the host before its next one can be drawn, or tells more there
+    than its id."""
+    return sampling.logprobs is not None or any(len(word) > 1 for word in sampling.bad_words_ids)
 
 
 def _argmax(logits: torch.Tensor) -> torch.Tensor:

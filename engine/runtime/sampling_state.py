@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.runtime.transfers import to_device
 from engine.wire.messages import Sampling
 
 GREEDY_BELOW = 1e-5  # a temperature; dividing by less overflows
@@ -142,14 +143,17 @@ class SamplingState:
         self.bad_words.pop(slot, None)
         self._free.append(slot)
 
-    def record(self, slots: npt.NDArray[np.int64], token_ids: torch.Tensor, tokens: list[int]) -> None:
-        """Every slot, which appears once, got its next token."""
+    def count(self, slots: npt.NDArray[np.int64], token_ids: torch.Tensor) -> None:
+        """Every slot, which appears once, gets its next token, whose id may not be known on the host yet."""
         self.columns["num_outputs"][slots] += 1
         rows = self.columns["counts_row"][slots]
         if (rows >= 0).any():
             places = np.flatnonzero(rows >= 0)
-            counted = torch.from_numpy(rows[places]).to(self._device)
-            self.output_counts.values[counted, token_ids[torch.from_numpy(places).to(self._device)]] += 1
+            counted, of_ids = to_device(rows[places], self._device), to_device(places, self._device)
+            self.output_counts.values[counted, token_ids[of_ids]] += 1
+
+    def remember(self, slots: npt.NDArray[np.int64], tokens: list[int]) -> None:
+        """The same tokens, for what looks at them on the host."""
         if self.bad_words:
             for slot, token in zip(slots.tolist(), tokens, strict=True):
                 if (words := self.bad_words.get(slot)) is not None:

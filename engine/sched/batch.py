@@ -11,6 +11,7 @@ from engine.sched.parts import Span
 from engine.sched.request import Request
 from engine.wire.messages import Finished, FinishReason
 
+UNKNOWN_TOKEN = -1  # what the step that still runs is about to bring
 
 # A struct, as there is one for each request in each step: made in a quarter of a named tuple's time, never collected.
 class Scheduled(msgspec.Struct, frozen=True, gc=False):
@@ -19,7 +20,7 @@ class Scheduled(msgspec.Struct, frozen=True, gc=False):
     request: Request
     start: int  # position of the first token; all before it are in the cache
     num_tokens: int
-    token_ids: tuple[int, ...]  # [num_tokens]
+    token_ids: tuple[int, ...]  # [num_tokens]; UNKNOWN_TOKEN: the one that the step before samples
     dsa_pages: tuple[int, ...]  # by page number of the sequence
     swa_pages: tuple[int, ...]  # the same; -1 where the page has left the window
     samples: bool  # the token after the last one is wanted

@@ -83,6 +83,10 @@ class Request:
         """Tokens that its answer may still get."""
         return self._max_tokens - len(self.tokens) + self.num_prompt
 
+    def is_full_with(self, num_tokens: int) -> bool:
+        """Whether with so many tokens, its prompt's included, the answer is as long as it may be."""
+        return num_tokens - self.num_prompt >= self._max_tokens
+
     @property
     def reads_prompt(self) -> bool:
         """Wants the log-probabilities of its prompt, so that every row of it has to be computed."""

@@ -16,6 +16,7 @@ from engine.cache.groups import HybridCache, SequencePages
 from engine.config.capacity import CapacityPlan
 from engine.config.engine import EngineConfig
 from engine.grammar.matcher import Matcher
+from engine.sched.ahead import one_further
 from engine.sched.batch import Output, ScheduledBatch
 from engine.sched.drafting import DraftPlan
 from engine.sched.encodings import Encodings
@@ -53,7 +54,10 @@ class Figures(NamedTuple):
 
 
 class Scheduler:
-    """One batch is out at a time: `schedule`, run it, `advance`. The other methods may be called in between."""
+    """One batch is out at a time: `schedule`, run it, `advance`. The other methods may be called in between.
+
+    Or two: while one runs, `follow` may plan the next. Then `advance` the first, before anything else is planned.
+    """
 
     def __init__(self, config: EngineConfig, plan: CapacityPlan, clock: Callable[[], float] = time.monotonic) -> None:
         self._plan = plan
@@ -196,6 +200,23 @@ class Scheduler:
             self._admit(step)
         batch = step.batch()
         return None if batch is None else batch._replace(encoder=self._encodings.work())
+
+    def follow(self, batch: ScheduledBatch) -> ScheduledBatch | None:
+        """The next batch while `batch`, in which every item samples and none has drafts, still runs: what `schedule`
+        would choose after it, but for a request that ends with it, whose token then counts for nothing. None where
+        more than a token for each is to be planned, which takes what `batch` brings.
+        """
+        company = len(self._running)
+        may_start = company < self._plan.max_num_seqs and self._num_steps + 1 >= self._next_try
+        if (self._waiting and may_start) or self._drafts.limit(company):
+            return None
+        if sum(item.request.state is State.RUNNING for item in batch.items) < company:
+            return None
+        following = one_further(batch, self._cache)
+        if following is None or (self._waiting and len(following.items) < company):
+            return None  # in the latter case one ends for sure, and another may take its place
+        self._num_steps += 1
+        return following
 
     def advance(
         self,
