@@ -198,7 +198,7 @@ def mla_prefill(
 
 
 def _block(width: int) -> int:
-    return max(16, triton.next_power_of_2(width))
+    return max(16, int(triton.next_power_of_2(width)))
 
 
 def _check(q: Tensor, k: Tensor, rotary: Tensor, v: Tensor, chosen: Tensor | None) -> None:
