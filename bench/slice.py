@@ -112,17 +112,30 @@ def step(bench: Bench, scheduler: Scheduler) -> ScheduledBatch | None:
     return batch
 
 
+def decode(bench: Bench, scheduler: Scheduler, steps: int) -> None:
+    """As the worker's loop: each step is launched before what the one before it brought is looked at."""
+    batch = scheduler.schedule()
+    assert batch is not None
+    launched = bench.runner.launch(batch)
+    for _ in range(steps - 1):
+        following = scheduler.follow(batch)
+        if following is None:
+            raise ValueError(f"{len(batch.items)} answers must go on for {steps} steps, got an end")
+        ahead = bench.runner.launch(following)
+        scheduler.advance(batch, launched.result().tokens)
+        batch, launched = following, ahead
+    scheduler.advance(batch, launched.result().tokens)
+
+
 def decode_row(bench: Bench, batch: int, context: int, limits: Ceilings) -> dict[str, Any]:
     scheduler = requests(bench, batch, context, STEPS + 16)
     while (done := step(bench, scheduler)) is not None and done.num_decodes < batch:
         pass
-    for _ in range(4):
-        step(bench, scheduler)
+    decode(bench, scheduler, 4)
     bench.graphs.take_ms()
     torch.cuda.synchronize()
     began_s = time.perf_counter()
-    for _ in range(STEPS):
-        step(bench, scheduler)
+    decode(bench, scheduler, STEPS)
     wall_ms = (time.perf_counter() - began_s) * 1e3 / STEPS
     floor_ms = decode_floor(bench.config, batch, context, limits)
     row = {"phase": "decode", "batch": batch, "context": context, "wall_ms": wall_ms}
