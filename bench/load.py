@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import random
 import re
 import statistics
@@ -37,11 +38,20 @@ LIVEZ_LIMIT_MS = 20.0
 LIVEZ = "/livez p99"  # which no program can answer for where others hold the cores
 SLOW_READER_LIMIT_BYTES = 1024 * 1024  # of the gateway's memory for each
 _SETTLE_S = 30.0
+_BEGIN_EVERY_S = 0.01  # of steady streams
+_MARGIN_S = 2.0  # between the probe's end and that of the streams
+LEAST_PROBED_S = 4.0
+LEAST_PROBES = 20
+LEAST_ROUNDS = 3  # the first warms up, and quartiles are of two or more
 _WITH_MEDIA = 0.2  # of the requests
 _MEDIA = (
     64  # different pictures, and as many sounds: more than one, so that they are decoded and encoded, not remembered
 )
 _KEY = "load"
+
+
+class LoadError(ValueError):
+    """These sizes show nothing."""
 
 
 class Server(NamedTuple):
@@ -109,21 +119,33 @@ async def burst(server: Server, streams: int, tokens: int) -> list[Row]:
 
 async def steady(server: Server, streams: int, tokens: int) -> list[Row]:
     """As many as the worker runs at once, begun one after another; a probe while all of them run."""
+    probed_s = probed_for_s(streams, tokens)
     asked = []
     for _ in range(streams):
         asked.append(asyncio.create_task(ask(server.port, stream_body(tokens))))
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(_BEGIN_EVERY_S)
     with _probe(server) as probe:
-        await asyncio.sleep(tokens / STEPS_PER_S - streams * 0.01 - 2.0)
+        await asyncio.sleep(probed_s)
         running = sum(not one.done() for one in asked)
         probed = json.loads(probe.ask("end"))
     answers = await asyncio.gather(*asked)
     return [
         Row("streams, all the time", str(running), str(streams), running == streams),
         Row("whole", str(sum(one.is_whole for one in answers)), str(streams), all(one.is_whole for one in answers)),
+        Row("/livez asked meanwhile", str(probed[2]), f"≥ {LEAST_PROBES}", probed[2] >= LEAST_PROBES),
         *_livez_rows(*probed),
         *await _settled(server),
     ]  # fmt: skip
+
+
+def probed_for_s(streams: int, tokens: int) -> float:
+    """How long all steady streams run beside each other, at the scripted worker's pace; a slower one takes longer."""
+    beside_s = streams * _BEGIN_EVERY_S + _MARGIN_S
+    least = math.ceil(round((beside_s + LEAST_PROBED_S) * STEPS_PER_S, 6))
+    if tokens < least:
+        text = f"steady: {streams} streams can be probed for {LEAST_PROBED_S:g} s with --tokens ≥ {least}, got {tokens}"
+        raise LoadError(text)
+    return tokens / STEPS_PER_S - beside_s
 
 
 def _probe(server: Server) -> Child:
@@ -213,6 +235,8 @@ async def slow_readers(server: Server, readers: int, tokens: int, write_timeout_
 
 def overhead(rounds: int, streams: int, tokens: int) -> list[Row]:
     """CPU time of two gateways for the same streams, one with keys, a log line a request and traces, one with none."""
+    if rounds < LEAST_ROUNDS:
+        raise LoadError(f"overhead: --rounds must be ≥ {LEAST_ROUNDS}, got {rounds}")
     with (
         _collector() as endpoint,
         server(False, "--api-key", _KEY, "--otlp-traces-endpoint", endpoint, "--log-level", "info") as watched,
@@ -336,11 +360,27 @@ SCENARIOS: dict[str, tuple[Scenario, Callable[[argparse.Namespace], list[str]]]]
 }
 
 
+# Streams, tokens of each: what the scenario shows something with.
+_SIZES = {
+    "burst": (2000, 50),
+    "steady": (64, 500),
+    "soak": (0, 50),
+    "paths": (0, 0),
+    "slow": (0, 4000),
+    "overhead": (16, 100),
+}
+
+
 def measured(name: str, **flags: Any) -> list[Row]:
-    """One scenario before a server of its own."""
+    """One scenario before a server of its own. Raises LoadError for sizes that show nothing."""
     chosen = argparse.Namespace(**vars(_parser().parse_args([name])) | flags)
+    streams, tokens = _SIZES[name]
+    chosen.streams = streams if chosen.streams is None else chosen.streams
+    chosen.tokens = tokens if chosen.tokens is None else chosen.tokens
     if name == "overhead":
-        return overhead(chosen.rounds, min(chosen.streams, 16), chosen.tokens)
+        return overhead(chosen.rounds, chosen.streams, chosen.tokens)
+    if name == "steady":
+        probed_for_s(chosen.streams, chosen.tokens)  # before a server is started
     scenario, server_flags = SCENARIOS[name]
 
     async def run(at: Server) -> list[Row]:
@@ -356,18 +396,22 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("scenario", choices=[*SCENARIOS, "overhead"])
     parser.add_argument("--real", action="store_true", help="the bundled checkpoint's worker, with pictures")
     parser.add_argument("--gateway-workers", type=int, default=1, help="what is said of the gateway is of their parent")
-    parser.add_argument("--streams", type=int, default=2000)
+    parser.add_argument("--streams", type=int, help="default: 2000 of burst, 64 of steady, 16 of overhead")
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--readers", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=61)
-    parser.add_argument("--tokens", type=int, default=50)
+    parser.add_argument("--tokens", type=int, help="of each stream; as many as the scenario needs to show something")
     parser.add_argument("--write-timeout", type=float, default=5.0)
     return parser
 
 
 def main() -> None:
-    flags = _parser().parse_args()
-    rows = measured(flags.scenario, **{name: value for name, value in vars(flags).items() if name != "scenario"})
+    parser = _parser()
+    flags = parser.parse_args()
+    try:
+        rows = measured(flags.scenario, **{name: value for name, value in vars(flags).items() if name != "scenario"})
+    except LoadError as error:
+        parser.error(str(error))
     show(f"{flags.scenario}, {'real' if flags.real else 'scripted'} worker", rows)
     sys.exit(any(row.met is False for row in rows))
 

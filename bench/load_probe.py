@@ -27,7 +27,7 @@ def main() -> None:
     connection = http.client.HTTPConnection("127.0.0.1", int(sys.argv[1]), timeout=30)
     pid = int(sys.argv[3]) if len(sys.argv) > 3 else None
     took_ms, worked_ms = list[float](), list[float]()
-    while not asked.wait(_EVERY_S):
+    while not (took_ms and asked.wait(_EVERY_S)):  # once at least, however soon it is to end
         began_s, began_cpu_s = time.monotonic(), 0.0 if pid is None else process_cpu_s(pid)
         connection.request("GET", path)
         connection.getresponse().read()
