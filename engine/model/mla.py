@@ -69,12 +69,8 @@ class Attention:
     def add_to(self, residual: Tensor, x: Tensor | Normed, step: GroupStep, cache: LayerCache) -> Tensor:
         """x: [tokens, hidden], normed. Writes the new rows, then attends."""
         latents, gates, *index = self._input.split(self._input(x))
-        q_latent = self._write(latents, step.turns, step.write, cache)
-        index_weights = None
-        if self._indexer is not None:
-            assert cache.index_cache is not None
-            index_key, index_weights = index
-            self._indexer.write(index_key, cache.index_cache, step)
+        q_latent = self._written(latents, index, step, cache)
+        index_weights = None if self._indexer is None else index[1]
         parts = []
         if step.decode is not None:
             parts.append(self._decode(q_latent, index_weights, step.turns, step.decode, cache))
@@ -87,6 +83,20 @@ class Attention:
             assert self._ops.fp8 is not None
             return self._output.added_to(residual, self._ops.fp8.gate(attended, gates))
         return self._output.added_to(residual, self._ops.gate(attended, gates))
+
+    def _written(self, latents: Tensor, index: list[Tensor], step: GroupStep, cache: LayerCache) -> Tensor:
+        """Writes the new rows and index keys. Query latents [tokens, rank]."""
+        keys = None
+        if self._ops.paged is None:
+            if self._indexer is not None:
+                assert cache.index_cache is not None
+                self._indexer.write(index[0], cache.index_cache, step)
+            return self._write(latents, step.turns, step.write, cache)
+        if self._indexer is not None:
+            assert cache.index_cache is not None
+            keys = self._indexer.new_keys(index[0], cache.index_cache)
+        write = self._ops.paged.latent_write
+        return write(latents, self._norm, step.turns, step.slots, cache.pages, cache.latent, keys)
 
     def single(self, buffers: Buffers) -> SingleAttention:
         """The same for one new token of one sequence, where all weights are plain and fp32."""

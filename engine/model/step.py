@@ -54,6 +54,7 @@ class GroupStep:
     """One layer group's part of a step."""
 
     turns: Tensor  # complex64 [tokens, 1, rope / 2]
+    slots: Tensor  # int64 [tokens], of the new rows
     write: Tensor  # int64 [tokens], addresses of the new rows
     index_write: IndexAddresses | None
     decode: Decode | None
@@ -65,7 +66,7 @@ def dsa_step(ctx: ForwardContext, pool: KvPool, config: ModelConfig, turns: Tens
     decode = _dsa_decode(ctx, pool, top_k) if ctx.num_decodes else None
     prefills = tuple(_dsa_prefill(ctx, pool, top_k, index) for index in range(ctx.num_decodes, len(ctx.seq_lens)))
     index_write = pool.index_addresses(lambda part: part.of_slots(ctx.dsa_slots))
-    return GroupStep(turns, pool.dsa_latent.of_slots(ctx.dsa_slots), index_write, decode, prefills)
+    return GroupStep(turns, ctx.dsa_slots, pool.dsa_latent.of_slots(ctx.dsa_slots), index_write, decode, prefills)
 
 
 def swa_step(ctx: ForwardContext, part: LatentRows, config: ModelConfig, turns: Tensor) -> GroupStep:
@@ -73,7 +74,7 @@ def swa_step(ctx: ForwardContext, part: LatentRows, config: ModelConfig, turns: 
     assert window is not None
     decode = _swa_decode(ctx, part, window) if ctx.num_decodes else None
     prefills = tuple(_swa_prefill(ctx, part, window, index) for index in range(ctx.num_decodes, len(ctx.seq_lens)))
-    return GroupStep(turns, part.of_slots(ctx.swa_slots), None, decode, prefills)
+    return GroupStep(turns, ctx.swa_slots, part.of_slots(ctx.swa_slots), None, decode, prefills)
 
 
 def _dsa_decode(ctx: ForwardContext, pool: KvPool, top_k: int) -> Decode:
