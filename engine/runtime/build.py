@@ -104,7 +104,9 @@ def build(folder: Path, engine: EngineConfig, worker_id: str, team: Team | None 
     grammars = Grammars(folder, model_config.vocab_size)
     count_experts = None if ranks is None or ranks.experts is None else ranks.experts.load
     scheduler = Scheduler(engine, plan)
-    loop = Loop(scheduler, runner, model_config.vocab_size, progress, grammars, intake, count_experts)
+    # Ranks are told what a step reads by the host, which therefore has to know it.
+    launcher = runner if device.type == "cuda" and team is None else None
+    loop = Loop(scheduler, runner, model_config.vocab_size, progress, grammars, intake, count_experts, launcher)
     return Built(loop, _announcement(folder, engine, plan, model_config, worker_id, support), team)
 
 

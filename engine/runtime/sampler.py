@@ -22,6 +22,7 @@ from engine.wire.messages import Sampling, TokenLogprobs
 
 Slots = npt.NDArray[np.int64]
 Key = TypeVar("Key", bound=Hashable)
+Kernel = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
 
 
 class Sampled(NamedTuple):
@@ -44,6 +45,8 @@ class Sampler:
         self._state = SamplingState(vocab_size, device, seed)
         self._bit_places = torch.arange(32, dtype=torch.int32, device=device)
         self._token_ids = torch.arange(vocab_size, dtype=torch.int32, device=device)
+        self._never = torch.tensor(-torch.inf, device=device)
+        self._kernel = _kernel_for(device)
 
     @property
     def vocab_size(self) -> int:
@@ -70,7 +73,7 @@ class Sampler:
         """One token for each of `keys`, from float32 `logits` [keys, vocab], which are overwritten."""
         state = self._state
         if allowed is None and state.simple.issuperset(keys):
-            return Sampled(_argmax(logits).tolist(), None, [])
+            return Sampled(self._likeliest(logits).tolist(), None, [])
         of_key = state.slots
         slots = np.array([of_key[key] for key in keys], dtype=np.int64)
         columns = state.columns
@@ -99,7 +102,7 @@ class Sampler:
         """The same tokens [keys], left on the device: the host waits for nothing. Not for keys that `asks_the_host`."""
         state = self._state
         if state.simple.issuperset(keys):
-            return _argmax(logits)
+            return self._likeliest(logits)
         of_key = state.slots
         slots = np.array([of_key[key] for key in keys], dtype=np.int64)
         if not state.columns["plain"][slots].all():
@@ -108,16 +111,25 @@ class Sampler:
         state.count(slots, token_ids)
         return token_ids
 
-    def _choose(self, logits: torch.Tensor, slots: Slots) -> torch.Tensor:
+    def _choose(self, logits: torch.Tensor, slots: Slots, ahead: int = 0) -> torch.Tensor:
+        """A token a row [keys]; `logits` may be overwritten."""
         greedy = self._state.columns["greedy"][slots]
+        if greedy.all():
+            return self._likeliest(logits)
+        if self._kernel is not None:
+            if self._state.columns["filtered"][slots].any():  # of a greedy row the likeliest token stays
+                self._filter(logits, logits / self._column("temperature", slots)[:, None], slots)
+            return self._kernel(logits, self._draws(slots, ahead))
         if not greedy.any():
-            return self._draw(logits, slots)
-        token_ids = _argmax(logits)
-        if not greedy.all():
-            random = np.flatnonzero(~greedy)
-            places = self._to_device(random)
-            token_ids[places] = self._draw(logits[places], slots[random])
+            return self._draw(logits, slots, ahead)
+        token_ids = self._likeliest(logits)
+        random = np.flatnonzero(~greedy)
+        places = self._to_device(random)
+        token_ids[places] = self._draw(logits[places], slots[random], ahead)
         return token_ids
+
+    def _likeliest(self, logits: torch.Tensor) -> torch.Tensor:
+        return _argmax(logits) if self._kernel is None else self._kernel(logits, None)
 
     def _forbid(self, logits: torch.Tensor, allowed: Allowed) -> None:
         rows = self._to_device(allowed.rows)
@@ -130,25 +142,32 @@ class Sampler:
         """What each of `keys` would draw from these logits [keys, vocab] for the token after `ahead` others. With the
         same random numbers as the draw that decides then, so that likely drafts are right at every temperature."""
         slots = np.array([self._state.slots[key] for key in keys], dtype=np.int64)
-        greedy = self._state.columns["greedy"][slots]
-        token_ids = _argmax(logits)
-        if not greedy.all():
-            random = np.flatnonzero(~greedy)
-            places = self._to_device(random)
-            token_ids[places] = self._draw(logits[places], slots[random], ahead)
-        return token_ids
+        return self._choose(logits, slots, ahead)
 
-    def _draw(self, logits: torch.Tensor, slots: Slots, ahead: int = 0) -> torch.Tensor:
-        columns = self._state.columns
+    def _draw(self, logits: torch.Tensor, slots: Slots, ahead: int) -> torch.Tensor:
         scaled = logits / self._column("temperature", slots)[:, None]
-        if columns["filtered"][slots].any():
-            sorts = bool(((columns["top_k"][slots] < self.vocab_size) | (columns["top_p"][slots] < 1)).any())
-            top_k, top_p, min_p = (self._column(name, slots) for name in ("top_k", "top_p", "min_p"))
-            scaled.masked_fill_(scaled < lower_bounds(scaled, top_k, top_p, min_p, sorts)[:, None], -torch.inf)
-        keys = row_keys(columns["seed"][slots], columns["index"][slots], columns["num_outputs"][slots] + ahead)
+        if self._state.columns["filtered"][slots].any():
+            self._filter(scaled, scaled, slots)
         # p / E, but for a factor that is the same for the whole row and so for its argmax.
         weights = scaled.sub_(scaled.amax(-1, keepdim=True)).exp_()
-        return weights.div_(exponential(self._to_device(keys), self._token_ids)).argmax(-1)
+        return weights.div_(exponential(self._to_device(self._keys(slots, ahead)), self._token_ids)).argmax(-1)
+
+    def _filter(self, logits: torch.Tensor, scaled: torch.Tensor, slots: Slots) -> None:
+        """In place: −inf where a token may not be drawn. `scaled`: by the rows' temperatures."""
+        columns = self._state.columns
+        sorts = bool(((columns["top_k"][slots] < self.vocab_size) | (columns["top_p"][slots] < 1)).any())
+        top_k, top_p, min_p = (self._column(name, slots) for name in ("top_k", "top_p", "min_p"))
+        logits.masked_fill_(scaled < lower_bounds(scaled, top_k, top_p, min_p, sorts)[:, None], -torch.inf)
+
+    def _keys(self, slots: Slots, ahead: int) -> npt.NDArray[np.int32]:
+        columns = self._state.columns
+        return row_keys(columns["seed"][slots], columns["index"][slots], columns["num_outputs"][slots] + ahead)
+
+    def _draws(self, slots: Slots, ahead: int) -> torch.Tensor:
+        """What the kernel takes, in one piece: int32 [rows, 3]."""
+        columns = self._state.columns
+        temperatures = np.where(columns["greedy"][slots], np.float32(0), columns["temperature"][slots])
+        return self._to_device(np.column_stack((self._keys(slots, ahead), temperatures.view(np.int32))))
 
     def _process(self, logits: torch.Tensor, slots: Slots) -> None:
         """In place, in vLLM's order: allowed ids and biases, bad words, min tokens, penalties."""
@@ -176,7 +195,8 @@ class Sampler:
             rows += [row] * len(masked)
             tokens += masked
         if rows:
-            logits[self._to_device(np.array(rows)), self._to_device(np.array(tokens))] = -torch.inf
+            places = self._to_device(np.array(rows)), self._to_device(np.array(tokens))
+            logits.index_put_(places, self._never)  # a plain number would be waited for
 
     def _penalised(self, logits: torch.Tensor, slots: Slots) -> torch.Tensor:
         rows = self._column("counts_row", slots)
@@ -202,6 +222,13 @@ def asks_the_host(sampling: Sampling) -> bool:
 
 
 def _argmax(logits: torch.Tensor) -> torch.Tensor:
-    if logits.is_cuda:
-        return logits.argmax(-1)
     return torch.from_numpy(logits.numpy().argmax(-1))  # 20 times as fast as torch's, with the same choice of equals
+
+
+def _kernel_for(device: torch.device) -> Kernel | None:
+    """Draws tokens in two launches where there is a GPU."""
+    if device.type == "cpu":
+        return None
+    from engine.kernels.sample import sample  # Triton comes with torch's builds for GPUs alone
+
+    return sample

@@ -31,6 +31,7 @@ from engine.kernels import (
     moe_route,
     rms_norm,
     rotate,
+    sample,
     topk_select,
 )
 from engine.reference.fp8_gemm import Fp8Weight
@@ -218,6 +219,8 @@ CASES: dict[str, Callable[[], None]] = {
     "absorb_queries of a prompt": lambda: queries_case(False, 100),
     "mla_values": lambda: values_case(True, coded=True),
     "mla_values in bfloat16": lambda: values_case(False, coded=False),
+    "sample": lambda: sample.sample(torch.zeros(32, 152_064), torch.zeros(32, 3, dtype=torch.int32)),
+    "sample of the likeliest": lambda: sample.sample(torch.zeros(32, 152_064), None),
     "elementwise": small_case,
     "rms_norm": lambda: norm_case(coded=True),
     "rms_norm without codes": lambda: norm_case(coded=False),
@@ -228,7 +231,7 @@ CASES: dict[str, Callable[[], None]] = {
 EVERY_KERNEL = (
     *("latent_write", "swa_mla_decode of FP8 rows", "indexer_logits", "topk_select", "moe_route", "moe_gemm"),
     *("read_latents", "fp8_gemm", "mla_prefill of chosen keys", "absorb_queries", "mla_values", "elementwise"),
-    *("rms_norm", "combine"),
+    *("rms_norm", "combine", "sample"),
 )
 
 

@@ -1,0 +1,83 @@
+"""Logits → one token a row: argmax of logits / temperature − log E, with E the row's own exponential numbers.
+
+That is a draw from softmax(logits / temperature), since −log E is a standard Gumbel number; at temperature 0 it is the
+plain argmax. E depends on the row's two keys and the token alone, by the hash of `engine.runtime.noise`. Two launches:
+the best of each stretch of the vocabulary, then the best of those; of equal tokens the lowest. Filters come before it,
+as logits of −inf; NaN counts as that.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.kernels.numeric import NEVER
+
+_STRETCH = 4096  # tokens of a program
+
+GOLDEN = tl.constexpr(0x9E3779B9)
+NO_TOKEN = tl.constexpr(0x7FFFFFFF)
+
+
+@triton.jit
+def _mixed(bits):
+    bits = (bits ^ (bits >> 16)) * 0x85EBCA6B
+    bits = (bits ^ (bits >> 13)) * 0xC2B2AE35
+    return bits ^ (bits >> 16)
+
+
+@triton.jit
+def _best_of_stretch(
+    logits, draws, scores, tokens, logits_stride,
+    VOCAB: tl.constexpr, STRETCH: tl.constexpr, DRAWN: tl.constexpr,
+):  # fmt: skip
+    row, stretch = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    token = stretch * STRETCH + tl.arange(0, STRETCH)
+    score = tl.load(logits + row * logits_stride + token, mask=token < VOCAB, other=NEVER)
+    if DRAWN:
+        temperature = tl.load(draws + row * 3 + 2).to(tl.float32, bitcast=True)
+        if temperature > 0:
+            key = tl.load(draws + row * 3).to(tl.uint32, bitcast=True)
+            other_key = tl.load(draws + row * 3 + 1).to(tl.uint32, bitcast=True)
+            bits = _mixed(_mixed(token.to(tl.uint32) * GOLDEN ^ key) ^ other_key)
+            # 23 bits and a half: never 0, never 1, and exact in float32.
+            uniform = ((bits >> 9).to(tl.int32).to(tl.float32) + 0.5) * 1.1920928955078125e-07
+            score = tl.div_rn(score, tl.broadcast_to(temperature, (STRETCH,))) - tl.log(-tl.log(uniform))
+    score = tl.where(score == score, score, NEVER)  # NaN
+    best = tl.max(score, 0)
+    at = row * tl.num_programs(1) + stretch
+    tl.store(scores + at, best)
+    tl.store(tokens + at, tl.min(tl.where(score == best, token, NO_TOKEN), 0))
+
+
+@triton.jit
+def _best_of_row(scores, tokens, chosen, stretches, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    stretch = tl.arange(0, BLOCK)
+    real = stretch < stretches
+    score = tl.load(scores + row * stretches + stretch, mask=real, other=NEVER)
+    token = tl.load(tokens + row * stretches + stretch, mask=real, other=NO_TOKEN)
+    best = tl.min(tl.where(score == tl.max(score, 0), token, NO_TOKEN), 0)
+    tl.store(chosen + row, best.to(tl.int64))
+
+
+def sample(logits: Tensor, draws: Tensor | None) -> Tensor:
+    """logits: fp32 [rows, vocab]; draws: int32 [rows, 3], both keys and the bits of an fp32 temperature, 0 for the
+    plain argmax; None: of all rows → ids [rows]."""
+    rows, vocab = logits.shape
+    if logits.dtype != torch.float32 or logits.stride(1) != 1:
+        raise ValueError(f"logits must be fp32 and their rows contiguous, got {logits.dtype}, {logits.stride()}")
+    if draws is not None and (draws.dtype != torch.int32 or draws.shape != (rows, 3) or not draws.is_contiguous()):
+        raise ValueError(f"draws must be contiguous int32 [{rows}, 3], got {draws.dtype} {list(draws.shape)}")
+    stretches = triton.cdiv(vocab, _STRETCH)
+    scores = torch.empty(rows, stretches, dtype=torch.float32, device=logits.device)
+    tokens = torch.empty(rows, stretches, dtype=torch.int32, device=logits.device)
+    chosen = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    _best_of_stretch[(rows, stretches)](
+        logits, draws, scores, tokens, logits.stride(0), vocab, _STRETCH, draws is not None, num_warps=8
+    )
+    block = triton.next_power_of_2(stretches)
+    _best_of_row[(rows,)](scores, tokens, chosen, stretches, block, num_warps=1 if block <= 64 else 4)
+    return chosen
