@@ -105,6 +105,15 @@ def requests(bench: Bench, batch: int, context: int, max_tokens: int) -> Schedul
     return scheduler
 
 
+def decoding(bench: Bench, batch: int, context: int, steps: int) -> Scheduler:
+    """With all prompts computed, and no end in the next `steps`: those that came first have decoded meanwhile."""
+    prefills = -(-batch * context // (bench.engine.max_num_batched_tokens - batch))
+    scheduler = requests(bench, batch, context, prefills + 1 + steps)
+    while (done := step(bench, scheduler)) is not None and done.num_decodes < batch:
+        pass
+    return scheduler
+
+
 def step(bench: Bench, scheduler: Scheduler) -> ScheduledBatch | None:
     batch = scheduler.schedule()
     if batch is not None:
@@ -119,7 +128,7 @@ def decode(bench: Bench, scheduler: Scheduler, steps: int) -> None:
     launched = bench.runner.launch(batch)
     for _ in range(steps - 1):
         following = scheduler.follow(batch)
-        if following is None:
+        if following is None or len(following.items) < len(batch.items):
             raise ValueError(f"{len(batch.items)} answers must go on for {steps} steps, got an end")
         ahead = bench.runner.launch(following)
         scheduler.advance(batch, launched.result().tokens)
@@ -128,9 +137,7 @@ def decode(bench: Bench, scheduler: Scheduler, steps: int) -> None:
 
 
 def decode_row(bench: Bench, batch: int, context: int, limits: Ceilings) -> dict[str, Any]:
-    scheduler = requests(bench, batch, context, STEPS + 16)
-    while (done := step(bench, scheduler)) is not None and done.num_decodes < batch:
-        pass
+    scheduler = decoding(bench, batch, context, 1 + 4 + STEPS)
     decode(bench, scheduler, 4)
     bench.graphs.take_ms()
     torch.cuda.synchronize()
@@ -166,11 +173,9 @@ def finish(bench: Bench, scheduler: Scheduler) -> None:
 
 def layers_of(bench: Bench, batch: int, context: int) -> Iterator[dict[str, Any]]:
     """Launches and time of each layer's halves in a replayed step, from the profiler; after all that is timed."""
-    scheduler = requests(bench, batch, context, 16)
-    while (done := step(bench, scheduler)) is not None and done.num_decodes < batch:
-        pass
-    step(bench, scheduler)
     steps = 4
+    scheduler = decoding(bench, batch, context, 2 + steps)
+    step(bench, scheduler)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for _ in range(steps):
             step(bench, scheduler)
