@@ -100,8 +100,12 @@ class Tables:
         old = self._written[row]
         if pages is old:
             return
-        kept = len(old) if pages[: len(old)] == old else 0
-        self.rows[row, kept : len(pages)] = pages[kept:]
+        if pages[: len(old)] == old:
+            first = len(old)
+        else:  # nearly always because a page has left the window: those before the others are not read one by one
+            first = pages.count(NO_PAGE) if pages[:1] == (NO_PAGE,) else 0
+            self.rows[row, :first] = NO_PAGE
+        self.rows[row, first : len(pages)] = pages[first:]
         self.rows[row, len(pages) : len(old)] = NO_PAGE
         self._written[row] = pages
 

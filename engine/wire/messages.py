@@ -155,7 +155,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
     top_logprobs: tuple[float, ...] = ()
 
 
-class Tokens(Message, frozen=True):
+class Tokens(Message, frozen=True, gc=False):  # one a token: it holds nothing that could hold it
     """New tokens of one choice, in order."""
 
     request_id: str
