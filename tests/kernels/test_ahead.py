@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import queue
+from collections import defaultdict
+from collections.abc import Sequence
+
 import pytest
 import torch
 
@@ -10,11 +14,15 @@ from engine.config.engine import EngineConfig
 from engine.kernels.triton_ops import TRITON
 from engine.model.kv_pool import KvPool
 from engine.runtime.graphs import DecodeGraphs, GpuRecorder
+from engine.runtime.loop import Loop
+from engine.runtime.mailroom import Arrived, Letter, Stopping
+from engine.runtime.progress import Progress
 from engine.runtime.runner import Runner
 from engine.runtime.sampler import Sampler
 from engine.sched.scheduler import Scheduler
-from engine.wire.messages import Sampling, Submit
+from engine.wire.messages import Abort, Failed, Finished, Message, Sampling, Submit, Tokens
 from tests.kernels.test_engine import SMALL, model_of
+from tests.support.tiny_model import VOCAB
 
 SAMPLINGS = (
     Sampling(max_tokens=12, temperature=0.0),
@@ -26,28 +34,32 @@ SAMPLINGS = (
 
 
 def new_engine() -> tuple[Runner, Scheduler]:
-    """With its requests past their prompts and ten tokens more."""
     model = model_of(SMALL, TRITON, torch.float32, "cuda")
     engine = EngineConfig("cuda", "float32", page_size=4, cache_bytes=1 << 24, max_model_len=64, max_num_seqs=8)
     plan = plan_capacity(model.config, engine, free_bytes=0)
     pool = KvPool(plan, model.device)
     sampler = Sampler(model.config.vocab_size, model.device, seed=0)
     runner = Runner(model, pool, plan, sampler, None, None, DecodeGraphs(model, pool, plan, GpuRecorder()))
-    scheduler = Scheduler(engine, plan)
-    for number, sampling in enumerate(SAMPLINGS):
-        scheduler.submit(Submit(f"r{number}", tuple(range(number + 4, number + 9)), sampling))
-    return runner, scheduler
+    return runner, Scheduler(engine, plan)
+
+
+def submits_of(samplings: Sequence[Sampling]) -> list[Submit]:
+    return [Submit(f"r{number}", tuple(range(4 + number, 9 + number)), one) for number, one in enumerate(samplings)]
 
 
 @pytest.mark.gpu
 def test_launched_steps_never_wait_and_bring_what_single_steps_bring() -> None:
     runner, scheduler = new_engine()
+    for submit in submits_of(SAMPLINGS):
+        scheduler.submit(submit)
     one_by_one = []
     while (batch := scheduler.schedule()) is not None:
         tokens = runner.run(batch).tokens
         one_by_one.append(sorted((request.request_id, ids[0]) for request, ids in tokens.items()))
         scheduler.advance(batch, tokens)
     runner, scheduler = new_engine()
+    for submit in submits_of(SAMPLINGS):
+        scheduler.submit(submit)
     launched = []
     batch = scheduler.schedule()
     assert batch is not None
@@ -69,3 +81,55 @@ def test_launched_steps_never_wait_and_bring_what_single_steps_bring() -> None:
             step = after
     assert launched == one_by_one
     assert len(launched) == 12
+
+
+class Post:
+    """Aborts one request when it has said something, and stops the loop when all are over."""
+
+    def __init__(self, submits: Sequence[Submit], aborted: str) -> None:
+        self.inbox: queue.SimpleQueue[Letter] = queue.SimpleQueue()
+        self.tokens: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
+        self.reasons: dict[tuple[str, int], str | None] = {}
+        self._left = {submit.request_id for submit in submits}
+        self._aborted = aborted
+        for submit in submits:
+            self.inbox.put(Arrived(b"g", submit))
+
+    def post(self, peer: bytes, messages: Sequence[Message]) -> None:
+        for message in messages:
+            assert not isinstance(message, Failed), message
+            if isinstance(message, Tokens):
+                if message.request_id == self._aborted:
+                    self.inbox.put(Arrived(peer, Abort(message.request_id)))
+                self.tokens[message.request_id, message.index] += message.token_ids
+                self.reasons[message.request_id, message.index] = message.finish_reason
+            elif isinstance(message, Finished):
+                self._left.remove(message.request_id)
+                if not self._left:
+                    self.inbox.put(Stopping())
+
+
+@pytest.mark.gpu
+def test_the_loop_tells_the_same_answers_with_launches_and_without() -> None:
+    """More requests than run at once, which stop, are cut off by length, ask the host or are aborted amid a step."""
+    stops = tuple(range(0, VOCAB, 9))
+    samplings = [
+        Sampling(
+            max_tokens=5 + 7 * number % 40,
+            seed=number,
+            temperature=(0.0, 1.0, 0.6)[number % 3],
+            stop_token_ids=stops if number % 4 == 1 else (),
+            top_p=0.9 if number % 5 == 2 else 1.0,
+            logprobs=1 if number == 17 else None,
+        )
+        for number in range(20)
+    ]
+    told = []
+    for ahead in (False, True):
+        runner, scheduler = new_engine()
+        post = Post(submits_of(samplings), aborted="r6")
+        assert Loop(scheduler, runner, VOCAB, Progress(), launcher=runner if ahead else None).run(post)
+        shortened = {key: ids[:1] if key[0] == "r6" else ids for key, ids in post.tokens.items()}
+        told.append((shortened, {key: reason for key, reason in post.reasons.items() if key[0] != "r6"}))
+    assert told[0] == told[1]
+    assert set(told[0][1].values()) == {"stop", "length"}
