@@ -18,31 +18,30 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.mla_rows import ADDRESSES, POSITIONS, WINDOW, find_rows, list_rows, seen_rows
 from engine.kernels.numeric import LOG2_E, NEVER, dot, narrow, rounded, widen_fp8
 from engine.kernels.target import target
 from engine.reference.latent import LatentCache, scale_group
 from engine.reference.pages import PagedRows
 from engine.reference.rows import RowList
 
-_ADDRESSES = tl.constexpr(0)
-_POSITIONS = tl.constexpr(1)
-_WINDOW = tl.constexpr(2)
 
-
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def _attend(
-    q, rows, scales, rope_rows, listed_rows, bias, table, starts, lens, out, weights,
+    q, rows, scales, rope_rows, listed_rows, bias, table, starts, lens, places, out, weights,
     scale, listed, table_stride, per_split, splits,
     HEADS: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr, VALUES: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, LIST: tl.constexpr, BIASED: tl.constexpr, CODED: tl.constexpr,
-    PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr, QUERIES: tl.constexpr, ALIGNED: tl.constexpr,
-    GROUP: tl.constexpr, WHOLE: tl.constexpr, FP8: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, SPAN: tl.constexpr, QUERIES: tl.constexpr, ALIGNED: tl.constexpr,
+    GROUP: tl.constexpr, WHOLE: tl.constexpr, FP8: tl.constexpr, LISTED_FIRST: tl.constexpr, BOTH_GROUPS: tl.constexpr,
 ):  # fmt: skip
-    query = tl.program_id(0).to(tl.int64)
     PARTS: tl.constexpr = RANK // VALUES
-    part = tl.program_id(1) % PARTS
-    head = tl.program_id(1) // PARTS * BLOCK_H + tl.arange(0, BLOCK_H)
-    split = tl.program_id(2)
+    SHARERS: tl.constexpr = (HEADS + BLOCK_H - 1) // BLOCK_H * PARTS  # neighbours, which read the same rows
+    own_query = tl.program_id(0) // SHARERS
+    query = (own_query // splits).to(tl.int64)
+    split = own_query % splits
+    part = tl.program_id(0) % PARTS
+    head = tl.program_id(0) % SHARERS // PARTS * BLOCK_H + tl.arange(0, BLOCK_H)
     real = head < HEADS
     value = tl.arange(0, VALUES)
     rope = tl.arange(0, ROPE)
@@ -54,64 +53,70 @@ def _attend(
     if PARTS == 2:
         q_other = tl.load(queries + other + value[None, :], mask=real[:, None], other=0.0)
 
-    sequence = query // QUERIES
-    first = tl.zeros((), tl.int32)
-    count = listed
-    if LIST == _WINDOW:
-        seen = tl.load(lens + sequence) - (QUERIES - 1 - (query % QUERIES).to(tl.int32))
-        first = tl.maximum(seen - WINDOW, 0)
-        count = seen - first
-    begin = split * per_split
-    end = tl.minimum(begin + per_split, count)
+    first, begin, end = seen_rows(lens, query, split, listed, per_split, LIST, SPAN, QUERIES)
+    # One block at least, even if it has no row: with a way around the loop, what it adds up is also set beside it, and
+    # the compiler then waits for every single matrix instruction.
+    stop = tl.maximum(end, begin + 1)
+    tl.assume(stop > begin)
     ROW: tl.constexpr = RANK if CODED else RANK + ROPE
-    row_bytes: tl.constexpr = rows.dtype.element_ty.primitive_bitwidth // 8
+    BYTES: tl.constexpr = rows.dtype.element_ty.primitive_bitwidth // 8
+    mine = places + tl.program_id(0).to(tl.int64) * per_split
+    if LISTED_FIRST:
+        list_rows(
+            mine, listed_rows, table, starts, query, first, begin, end, stop, listed, table_stride, per_split,
+            LIST, QUERIES, PAGE_SIZE, ROW, BYTES, CODED,
+        )  # fmt: skip
 
+    factor = scale * LOG2_E
     best = tl.full((BLOCK_H,), NEVER, tl.float32)
     total = tl.zeros((BLOCK_H,), tl.float32)
     sums = tl.zeros((BLOCK_H, VALUES), tl.float32)
-    for block in range(begin, end, BLOCK_N):
+    for block in range(begin, stop, BLOCK_N):
         index = block + tl.arange(0, BLOCK_N)
-        valid = index < end
-        if LIST == _ADDRESSES:
-            address = tl.load(listed_rows + query * listed + index, mask=valid, other=0)
+        if LISTED_FIRST:
+            place = tl.load(mine + index - begin)
         else:
-            if LIST == _POSITIONS:
-                position = tl.load(listed_rows + query * listed + index, mask=valid, other=-1)
-                valid = position >= 0
-            else:
-                position = first + index
-            page = tl.load(table + sequence * table_stride + position // PAGE_SIZE, mask=valid, other=-1)
-            valid = page >= 0  # a position without a page is none
-            start = tl.load(starts + page, mask=valid, other=0)
-            place = (position % PAGE_SIZE).to(tl.int64)
-            address = start // row_bytes + place * ROW
-        address = tl.multiple_of(address, ALIGNED)
+            place = find_rows(
+                listed_rows, table, starts, query, first, index, end, listed, table_stride,
+                LIST, QUERIES, PAGE_SIZE, ROW, BYTES, CODED,
+            )  # fmt: skip
+        valid = place >= 0
+        if CODED:
+            start = place // PAGE_SIZE
+            number = place % PAGE_SIZE
+            address = tl.multiple_of(start + number * RANK, ALIGNED)
+            turned = rope_rows + tl.multiple_of(start // 2 + number * ROPE, ALIGNED // 2)[:, None]
+        else:
+            address = tl.multiple_of(place, ALIGNED)
+            turned = rows + address[:, None] + RANK
         key = rows + address[:, None] + value[None, :]
         keys = tl.load(key + own, mask=valid[:, None], other=0)
-        if CODED:
-            code_scale = scales + start // 4 + place * (RANK // GROUP)
-            keys = _decoded(keys, code_scale + own // GROUP, valid, q_own.dtype, BLOCK_N, VALUES, GROUP, FP8)
-            turned = rope_rows + (start // 2 + place * ROPE)[:, None]
-        else:
-            turned = rows + address[:, None] + RANK
-        rope_keys = tl.load(turned + rope[None, :], mask=valid[:, None], other=0.0).to(q_own.dtype)
-        scores = dot(q_own, tl.trans(keys), tl.zeros((BLOCK_H, BLOCK_N), tl.float32))
         if PARTS == 2:
             others = tl.load(key + other, mask=valid[:, None], other=0)
-            if CODED:
+        rope_keys = tl.load(turned + rope[None, :], mask=valid[:, None], other=0.0).to(q_own.dtype)
+        if CODED:
+            code_scale = scales + start // 4 + number * (RANK // GROUP)
+            keys = _decoded(keys, code_scale + own // GROUP, valid, q_own.dtype, BLOCK_N, VALUES, GROUP, FP8)
+            if PARTS == 2:
                 others = _decoded(others, code_scale + other // GROUP, valid, q_own.dtype, BLOCK_N, VALUES, GROUP, FP8)
-            scores = dot(q_other, tl.trans(others), scores)
-        scores = dot(q_rope, tl.trans(rope_keys), scores) * (scale * LOG2_E)
+        # Sums of their own for each product, scaled before they are added: see below.
+        scores = dot(q_own, tl.trans(keys), tl.zeros((BLOCK_H, BLOCK_N), tl.float32)) * factor
+        if PARTS == 2:
+            scores += dot(q_other, tl.trans(others), tl.zeros((BLOCK_H, BLOCK_N), tl.float32)) * factor
+        scores += dot(q_rope, tl.trans(rope_keys), tl.zeros((BLOCK_H, BLOCK_N), tl.float32)) * factor
         if BIASED:
-            scores += tl.load(bias + query * listed + index, mask=valid, other=0.0)[None, :] * LOG2_E
-        scores = tl.where(valid[None, :], scores, NEVER)
-        better = tl.maximum(best, tl.max(scores, 1))
-        level = tl.where(better == NEVER, 0.0, better)  # of a query that has seen no row yet
-        share = tl.exp2(scores - level[:, None])
-        shrink = tl.exp2(best - level)
-        total = total * shrink + tl.sum(share, 1)
-        sums = dot(rounded(share, keys.dtype), keys, sums * shrink[:, None])
-        best = better
+            scores += tl.load(bias + query * listed + index, mask=index < end, other=0.0)[None, :] * LOG2_E
+        # The compiler lays a product that another one depends on out over heads alone, so that two warp groups with 64
+        # heads both do all of it. It does not follow a product into a branch, even one that is always taken.
+        if BOTH_GROUPS:
+            if block < stop:
+                best, total, shrink, share = _softmax(scores, valid, best, total, keys.dtype)
+            else:
+                shrink = tl.full((BLOCK_H,), 1.0, tl.float32)
+                share = rounded(scores, keys.dtype)
+        else:
+            best, total, shrink, share = _softmax(scores, valid, best, total, keys.dtype)
+        sums = dot(share, keys, sums * shrink[:, None])
 
     total = tl.where(total == 0.0, 1.0, total)  # of a query without rows, or a split of it
     result = sums / total[:, None]
@@ -122,6 +127,17 @@ def _attend(
         row = (query * splits + split) * HEADS + head
         tl.store(out + row[:, None] * RANK + own + value[None, :], result, mask=real[:, None])
         tl.store(weights + row, best + tl.log2(total), mask=real & (part == 0))
+
+
+@triton.jit
+def _softmax(scores, valid, best, total, DTYPE: tl.constexpr):
+    """One more block of scores: → best and total of all so far, by what sums so far shrink, and the block's shares."""
+    scores = tl.where(valid[None, :], scores, NEVER)
+    better = tl.maximum(best, tl.max(scores, 1))
+    level = tl.where(better == NEVER, 0.0, better)  # of a query that has seen no row yet
+    share = tl.exp2(scores - level[:, None])
+    shrink = tl.exp2(best - level)
+    return better, total * shrink + tl.sum(share, 1), shrink, rounded(share, DTYPE)
 
 
 @triton.jit
@@ -184,7 +200,7 @@ class _Rows(NamedTuple):
 
 def mla_decode(q: Tensor, cache: Tensor, rows: RowList, rank: int, scale: float) -> Tensor:
     """q: [queries, heads, rank + rope] → [queries, heads, rank]."""
-    found = _Rows(_ADDRESSES.value, rows.addresses.shape[1], rows.addresses, rows.bias)
+    found = _Rows(ADDRESSES.value, rows.addresses.shape[1], rows.addresses, rows.bias)
     return _whole(q, LatentCache(cache), found, rank, scale)
 
 
@@ -192,13 +208,13 @@ def sparse_mla_decode(
     q: Tensor, cache: LatentCache, rows: PagedRows, positions: Tensor, rank: int, scale: float
 ) -> Attended:
     """Rows at positions: int32 [queries, n], −1 where there is none. `rows` may have several queries a sequence."""
-    found = _Rows(_POSITIONS.value, positions.shape[1], positions, paged=rows, queries=len(q) // len(rows.table))
+    found = _Rows(POSITIONS.value, positions.shape[1], positions, paged=rows, queries=len(q) // len(rows.table))
     return _split(q, cache, found, rank, scale)
 
 
 def swa_mla_decode(q: Tensor, cache: LatentCache, rows: PagedRows, window: int, rank: int, scale: float) -> Attended:
     """The last `window` rows that each query sees; a sequence's queries are its last tokens."""
-    found = _Rows(_WINDOW.value, window, paged=rows, window=window, queries=len(q) // len(rows.table))
+    found = _Rows(WINDOW.value, window, paged=rows, window=window, queries=len(q) // len(rows.table))
     return _split(q, cache, found, rank, scale)
 
 
@@ -285,10 +301,10 @@ def _tile(heads: int, rank: int, values: int, value_bytes: int) -> tuple[int, in
 
 
 def _splits(programs: int, rows: int, block_n: int) -> tuple[int, int]:
-    """So many that all multiprocessors have work, but none less than four blocks of rows."""
+    """So many that all multiprocessors have work, but none less than two blocks of rows."""
     wanted = max(1, target().multiprocessors // max(1, programs))
     blocks = max(1, -(-rows // block_n))
-    blocks_each = max(-(-blocks // wanted), min(blocks, 4))
+    blocks_each = max(-(-blocks // wanted), min(blocks, 2))
     return -(-blocks // blocks_each), blocks_each * block_n
 
 
@@ -298,16 +314,21 @@ def _launch(
     row_bytes = cache.rows.element_size() * (shape.rank + (0 if cache.scales is not None else shape.rope))
     paged = rows.paged
     absent = q  # an argument that is not looked at
-    _attend[(len(q), -(-shape.heads // shape.block_h) * (shape.rank // shape.values), shape.splits)](
+    sharers = -(-shape.heads // shape.block_h) * (shape.rank // shape.values)
+    programs = len(q) * shape.splits * sharers
+    listed_first = target().has_wgmma and paged is not None
+    places = q.new_empty(programs * shape.per_split if listed_first else 0, dtype=torch.int64)
+    _attend[(programs,)](
         q, cache.rows, absent if cache.scales is None else cache.scales, absent if cache.rope is None else cache.rope,
         absent if rows.listed is None else rows.listed, absent if rows.bias is None else rows.bias,
         absent if paged is None else paged.table, absent if paged is None else paged.pages.starts,
-        absent if paged is None else paged.lens, out, absent if weights is None else weights,
+        absent if paged is None else paged.lens, places, out, absent if weights is None else weights,
         scale, rows.num_rows, 0 if paged is None else paged.table.stride(0), shape.per_split, shape.splits,
         HEADS=shape.heads, RANK=shape.rank, ROPE=shape.rope, VALUES=shape.values,
         BLOCK_H=shape.block_h, BLOCK_N=shape.block_n, LIST=rows.kind, BIASED=rows.bias is not None,
-        CODED=cache.scales is not None, PAGE_SIZE=1 if paged is None else paged.pages.size, WINDOW=rows.window,
+        CODED=cache.scales is not None, PAGE_SIZE=1 if paged is None else paged.pages.size, SPAN=rows.window,
         QUERIES=rows.queries, ALIGNED=math.gcd(row_bytes, 16) // cache.rows.element_size(),
-        GROUP=scale_group(shape.rank), WHOLE=weights is None, FP8=target().fp8,
+        GROUP=scale_group(shape.rank), WHOLE=weights is None, FP8=target().fp8, LISTED_FIRST=listed_first,
+        BOTH_GROUPS=target().has_wgmma and shape.block_h == 64 and shape.values > 256,
         num_warps=shape.warps, num_stages=shape.stages,
     )  # fmt: skip

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels import mla_decode as kernels
+from engine.kernels.target import SOFT, Target
 from engine.reference.latent import LatentCache, read_latents, write_latents
 from engine.reference.mla_decode import mla_decode
 from engine.reference.rows import RowList
@@ -110,6 +111,25 @@ def test_rows_at_addresses(
     plain, exact = case.attended(positions)
     assert_as_good(ours, plain, exact)
     assert_as_good(mla_decode(case.q, cache, rows, rank, SCALE), plain, exact)  # the reference is held to the same
+
+
+@pytest.mark.parametrize(("rank", "coded"), [(512, False), (512, True), (1024, False)])
+def test_as_for_a_gpu_with_warp_group_products(
+    device: str, monkeypatch: pytest.MonkeyPatch, rank: int, coded: bool
+) -> None:
+    """Rows listed before they are read, both warp groups at the same scores; a split whose rows are none."""
+    if device == "cpu":
+        monkeypatch.setattr(kernels, "target", lambda: Target("sm_90", SOFT, 8, 232_448, has_wgmma=True))
+    case = Case(device, (140, 2), heads=17, rank=rank, coded=coded)
+    seen = [torch.arange(length) for length in (140, 2)]
+    windowed = kernels.swa_mla_decode(case.q, case.cache.latent, case.cache.rows, 140, rank, SCALE)
+    assert windowed.sums.shape[1] > 1
+    assert_as_good(kernels.combine(windowed, case.q.dtype), *case.attended(seen))
+    chosen = random_positions((140, 2), (70, 1))
+    sparse = kernels.sparse_mla_decode(
+        case.q, case.cache.latent, case.cache.rows, listed(chosen, 80, device), rank, SCALE
+    )
+    assert_as_good(kernels.combine(sparse, case.q.dtype), *case.attended(chosen))
 
 
 def test_positions_without_a_page_are_none(device: str) -> None:
