@@ -208,8 +208,8 @@ class Scheduler:
         """
         company = len(self._running)
         may_start = company < self._plan.max_num_seqs and self._num_steps + 1 >= self._next_try
-        if (self._waiting and may_start) or self._drafts.limit(company):
-            return None
+        if (self._waiting and may_start) or self._drafts.limit(company) or batch.encoder.encodes:
+            return None  # what is encoded counts as there only when the step has not failed
         if sum(item.request.state is State.RUNNING for item in batch.items) < company:
             return None
         following = one_further(batch, self._cache)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from engine.sched.batch import UNKNOWN_TOKEN, ScheduledBatch
+from engine.sched.encodings import EncoderWork
+from engine.sched.parts import Part
 from engine.wire.messages import Sampling
 from tests.support.fake_steps import Run, small_plan
 
@@ -110,6 +112,19 @@ def test_drafts_have_to_be_known() -> None:
     run = Run(small_plan(20, drafts=True), speculative_tokens=2)
     run.submit("a", [1, 2, 3])
     assert run.scheduler.follow(scheduled(run)) is None
+
+
+def test_what_is_encoded_has_to_be_there() -> None:
+    run = Run(small_plan(20))
+    run.submit("a", [1, 2, 3])
+    batch = scheduled(run)
+    assert (
+        run.scheduler.follow(
+            batch._replace(encoder=EncoderWork((), (Part("image", (b"key", 0), 0, 2, (2,), memoryview(b"")),)))
+        )
+        is None
+    )
+    assert run.scheduler.follow(batch) is not None
 
 
 def test_who_found_no_room_is_looked_at_again_after_as_many_steps_as_otherwise() -> None:
