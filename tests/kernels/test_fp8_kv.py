@@ -22,7 +22,7 @@ from engine.reference.rms_norm import Norm
 from engine.runtime.graphs import GpuRecorder
 from tests.kernels.compare import assert_as_good
 from tests.kernels.paged import PagedCache
-from tests.kernels.test_engine import SMALL, STEPS, model_of
+from tests.kernels.test_engine import SMALL, model_of
 from tests.kernels.test_graphs import GraphedModel
 from tests.support.paged_run import PagedRun
 from tests.support.tiny_model import VOCAB
@@ -30,11 +30,17 @@ from tests.support.tiny_model import VOCAB
 CPU_OPS = ops_for(torch.device("cpu"))
 # Latents of several scales beside one of a single one, narrower than the others' groups.
 WIDE = SMALL | {"kv_lora_rank": 256, "swa_kv_lora_rank": 64}
+# A prompt whose keys are chosen, decodes alone, a decode beside a prompt, decodes of which some must choose.
+STEPS = ({0: 7}, {0: 1}, {0: 1, 1: 3}, {0: 1, 1: 1})
 
 
-def filled(device: str, rank: int, rope: int, page_size: int, lens: tuple[int, ...]) -> PagedCache:
+def filled(
+    device: str, rank: int, rope: int, page_size: int, lens: tuple[int, ...], magnitudes: float = 0.0
+) -> PagedCache:
+    """`magnitudes`: powers of ten by which rows are larger or smaller than one."""
     cache = PagedCache(device, lens, page_size=page_size, rank=rank, rope=rope, coded=True)
-    rows = torch.randn(sum(lens), rank + rope, device=device) * torch.logspace(-2, 2, sum(lens), device=device)[:, None]
+    sizes = torch.logspace(-magnitudes, magnitudes, sum(lens), device=device)
+    rows = torch.randn(sum(lens), rank + rope, device=device) * sizes[:, None]
     write_latents(rows, rank, cache.latent, cache.pages, cache.all_slots())
     return cache
 
@@ -47,7 +53,7 @@ def test_rows_read_back_are_those_of_the_reference(
     device: str, rank: int, rope: int, page_size: int, dtype: torch.dtype
 ) -> None:
     """Bit by bit, in any order and more than once; all other memory is NaN."""
-    cache = filled(device, rank, rope, page_size, (37, 1, 64))
+    cache = filled(device, rank, rope, page_size, (37, 1, 64), magnitudes=3.0)
     every = cache.all_slots()
     slots = torch.cat([every, every.flip(0)[:13]])[torch.randperm(len(every) + 13)]
     arguments = (rank, rope, cache.latent, cache.pages, slots, dtype)
@@ -125,7 +131,6 @@ def test_rows_beyond_four_gigabytes() -> None:
 
 
 def hidden_states(config: dict[str, Any], ops: Ops, dtype: torch.dtype, device: str, cache: str) -> list[Tensor]:
-    """Of every step: prompts beside decodes and decodes alone, shorter and longer than top-k and window."""
     drawn = random.Random(1)
     model = model_of(config, ops, dtype, device)
     run = PagedRun(
