@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -66,16 +68,9 @@ class Mailroom:
         self._ready = encode([ready])
         self._beat = beat
         self._peers: set[bytes] = set()
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-        # A pair of sockets in this process wakes the thread and carries frames in order; each end has one thread.
-        self._outbox: zmq.Socket[bytes] = context.socket(zmq.PAIR)
-        self._outgoing: zmq.Socket[bytes] = context.socket(zmq.PAIR)
-        for end in (self._outbox, self._outgoing):
-            end.set(zmq.SNDHWM, 0)
-            end.set(zmq.RCVHWM, 0)
-        name = f"inproc://mailroom-{id(self)}"
-        self._outgoing.bind(name)
-        self._outbox.connect(name)
+        self._posted: deque[tuple[bytes, bytes]] = deque()  # peer and frame
+        # Wakes the thread. Over a pair of sockets the loop would lose Python's lock to it in the middle of its step.
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread = threading.Thread(target=self._run, name="mailroom", daemon=True)
 
     def start(self) -> None:
@@ -90,17 +85,17 @@ class Mailroom:
         """From the loop's thread only; what was posted goes out first, as far as peers take it within a second."""
         self._hand_over(_CLOSE, _CLOSE)
         self._thread.join(2 * LINGER_MS / 1000)
-        self._outbox.close(linger=0)
+        if not self._thread.is_alive():
+            os.close(self._bell)
 
     def _hand_over(self, peer: bytes, frame: bytes) -> None:
-        # Never full, so it can only fail because the thread has ended, of which the inbox tells.
-        with contextlib.suppress(zmq.Again):
-            self._outbox.send_multipart((peer, frame), zmq.NOBLOCK)
+        self._posted.append((peer, frame))
+        os.eventfd_write(self._bell, 1)
 
     def _run(self) -> None:
         poller = zmq.Poller()
         poller.register(self._router.socket, zmq.POLLIN)
-        poller.register(self._outgoing, zmq.POLLIN)
+        poller.register(self._bell, zmq.POLLIN)
         next_beat = time.monotonic()
         asked = False
         try:
@@ -116,20 +111,19 @@ class Mailroom:
                 time.sleep(_LAST_WORDS_S)
         finally:
             self._router.close(LINGER_MS)
-            self._outgoing.close(linger=0)
             self.inbox.put(Stopping(failed=not asked))
 
     def _send_posted(self) -> bool:
         """Whether the last of it was the wish to close."""
-        while True:
-            try:
-                peer, frame = self._outgoing.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return False
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._bell)
+        while self._posted:
+            peer, frame = self._posted.popleft()
             if peer == _CLOSE:
                 return True
             if peer in self._peers:
                 self._send(peer, frame)
+        return False
 
     def _send_beats(self) -> None:
         frame = encode([self._beat()])
