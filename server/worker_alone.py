@@ -17,6 +17,7 @@ from pathlib import Path
 
 from engine.wire.channel import AddressError, WireKey
 from server.supervisor import Pace, Supervisor, WorkerStartError
+from server.worker_command import WORKER_MODULES
 from server.worker_link import WorkerLink
 
 logger = logging.getLogger("dots3.worker")
@@ -26,9 +27,12 @@ EXIT_REFUSED = 2
 _STOP_S = 10.0  # beyond the grace period
 
 
-def run_worker(address: str, key_file: Path | None, grace_s: float, worker_flags: Sequence[str]) -> int:
+def run_worker(
+    address: str, key_file: Path | None, grace_s: float, worker_flags: Sequence[str], engine: str, python: str | None
+) -> int:
     """Until it is told to stop; the exit status. `worker_flags` are those of the worker's own command line."""
-    command = [sys.executable, "-m", "engine.runtime.worker", *worker_flags, "--parent-pid", str(os.getpid())]
+    start = [python or sys.executable, "-m", WORKER_MODULES[engine]]
+    command = [*start, *worker_flags, "--parent-pid", str(os.getpid())]
     try:
         key = WireKey.from_file(key_file) if key_file is not None else None
     except (AddressError, OSError) as error:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from server.settings import Settings
 
+WORKER_MODULES = {"native": "engine.runtime.worker", "vllm": "engine.vllm.worker"}
 _PASSED_ON = (
     "device",
     "dtype",
@@ -27,7 +28,7 @@ _PASSED_ON = (
 
 def worker_command(settings: Settings, name: str, folder: Path) -> list[str]:
     """`folder` is the gateway's own, in which the worker listens."""
-    command = [settings.worker_python or sys.executable, "-m", "engine.runtime.worker"]
+    command = [settings.worker_python or sys.executable, "-m", WORKER_MODULES[settings.engine]]
     command += ["--listen", worker_address(folder, name), "--model", settings.model, "--worker-id", name]
     command += ["--parent-pid", str(os.getpid()), "--parent-folder", str(folder)]
     for option in _PASSED_ON:
@@ -37,6 +38,10 @@ def worker_command(settings: Settings, name: str, folder: Path) -> list[str]:
         command += [_flag("tensor_parallel_size"), str(settings.tensor_parallel_size)]
     if settings.enable_expert_parallel:
         command.append(_flag("enable_expert_parallel"))
+    if settings.engine == "vllm":
+        command += [_flag("enforce_eager")] * settings.enforce_eager
+        # In one word, since what is in it may look like a flag.
+        command += [f"{_flag('vllm_args')}={settings.vllm_args}"] * (settings.vllm_args is not None)
     return [*command, _flag("enable_prefix_caching" if settings.enable_prefix_caching else "no_enable_prefix_caching")]
 
 

@@ -23,7 +23,7 @@ ARROWS: dict[str, frozenset[str]] = {
     "engine.cache": frozenset({"engine.config"}),
     "engine.sched": frozenset({"engine.config", "engine.wire", "engine.cache", "engine.grammar"}),
     "engine.model": frozenset({"engine.config", "engine.kernels"}),
-    "engine.vllm": frozenset({"engine.wire", "engine.config"}),
+    "engine.vllm": frozenset({"engine.wire", "engine.config", "engine.grammar"}),
     "engine.runtime": frozenset(
         {"engine.config", "engine.wire", "engine.cache", "engine.sched", "engine.grammar", "engine.model"}
         | {"engine.kernels", "multimodal"}

@@ -1,0 +1,11 @@
+"""What this worker does not do: told to the gateway by name, before any token."""
+
+from __future__ import annotations
+
+
+class RefusedError(ValueError):
+    """`code` is one of server/errors.py; the message is for the client."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
