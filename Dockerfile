@@ -1,4 +1,5 @@
-# Two images from one file. `docker build .` makes the whole server; `--target gateway` the gateway alone, without torch.
+# Three images from one file. `docker build .` makes the whole server; `--target gateway` the gateway alone, without torch;
+# `--target vllm` the worker that hosts vLLM, for NVIDIA GPUs.
 #
 #   docker build -t dots3 .                                  for the CPU
 #   docker build -t dots3:cuda --build-arg DEVICE=cuda .     for NVIDIA GPUs
@@ -61,6 +62,28 @@ EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 CMD ["python3", "/opt/dots3/healthcheck.py"]
 ENTRYPOINT ["dots3"]
 CMD ["serve"]
+
+# ---- The other worker: vLLM brings all that it needs besides our code.
+FROM ${BASE_IMAGE} AS build-vllm
+ENV PATH=/opt/dots3/bin:$PATH PIP_CACHE_DIR=/var/cache/pip PIP_DISABLE_PIP_VERSION_CHECK=1
+SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
+RUN python3 -m venv /opt/dots3
+WORKDIR /src
+COPY pyproject.toml ./
+RUN --mount=type=cache,target=/var/cache/pip --mount=type=secret,id=pip,target=/etc/pip.conf \
+    pip install "$(sed -nE 's/^ *"(vllm==[0-9.]+)".*/\1/p' pyproject.toml)"
+COPY . ./
+RUN --mount=type=cache,target=/var/cache/pip --mount=type=secret,id=pip,target=/etc/pip.conf \
+    pip install --no-deps .
+
+FROM runtime AS vllm
+# hadolint ignore=DL3008
+RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
+COPY --from=build-vllm /opt/dots3 /opt/dots3
+USER 10001:10001
+HEALTHCHECK NONE
+ENTRYPOINT ["python3", "-m", "engine.vllm.worker"]
+CMD ["--help"]
 
 FROM runtime AS gateway
 COPY --from=build-gateway /opt/dots3 /opt/dots3

