@@ -172,13 +172,15 @@ def mla_prefill(
     window: int | None,
     scale: float,
     chosen: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """As `engine.reference.mla_prefill`."""
     queries, heads, _ = q.shape
     keys, _, value = v.shape
     nope, rope = k.shape[2], rotary.shape[1]
-    _check(q, k, rotary, v, chosen)
-    out = q.new_empty(queries, heads, value)
+    if out is None:
+        out = q.new_empty(queries, heads, value)
+    _check(q, k, rotary, v, chosen, out)
     if queries == 0:
         return out
     one = 1 << (nope.bit_length() - 1)
@@ -201,7 +203,7 @@ def _block(width: int) -> int:
     return max(16, int(triton.next_power_of_2(width)))
 
 
-def _check(q: Tensor, k: Tensor, rotary: Tensor, v: Tensor, chosen: Tensor | None) -> None:
+def _check(q: Tensor, k: Tensor, rotary: Tensor, v: Tensor, chosen: Tensor | None, out: Tensor) -> None:
     nope, rope = k.shape[2], rotary.shape[1]
     if len(k) < len(q):
         raise ValueError(f"there must be at least as many keys as queries ({len(q)}), got {len(k)}")
@@ -211,5 +213,7 @@ def _check(q: Tensor, k: Tensor, rotary: Tensor, v: Tensor, chosen: Tensor | Non
     for name, tensor in (("q", q), ("k", k), ("rotary", rotary), ("v", v)):
         if tensor.stride(-1) != 1:
             raise ValueError(f"channels of {name} must lie side by side, got strides {tensor.stride()}")
+    if out.shape != (*q.shape[:2], v.shape[2]) or not out.is_contiguous():
+        raise ValueError(f"out must be rows of {(*q.shape[:2], v.shape[2])}, got {tuple(out.shape)} of {out.stride()}")
     if chosen is not None and chosen.shape != (len(q), mask_words(len(k))):
         raise ValueError(f"chosen must be [{len(q)}, {mask_words(len(k))}], got {tuple(chosen.shape)}")

@@ -115,7 +115,7 @@ class Ops(NamedTuple):
     kv_write: Callable[[Tensor, Tensor, Tensor], None]
     index_write: Callable[[Tensor, IndexCache, IndexAddresses], None]
     # All of the past, a window of it, or what was chosen of it.
-    mla_prefill: Callable[[Tensor, Tensor, Tensor, Tensor, int | None, float, Tensor | None], Tensor]
+    mla_prefill: Callable[[Tensor, Tensor, Tensor, Tensor, int | None, float, Tensor | None, Tensor | None], Tensor]
     swa_mla_decode: AttendRows
     sparse_mla_decode: AttendRows
     sparse_mla_prefill: AttendRows

@@ -5,6 +5,8 @@ Scores are fp32. Where a sequence is no longer than top-k nothing is scored, but
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -66,12 +68,13 @@ class Indexer:
     def mask_prefill(
         self, q_latent: Tensor, projected: Tensor, cache: IndexCache, turns: Tensor, prefill: Prefill
     ) -> Tensor:
-        """The same keys as `choose_prefill`'s, as a mask of all."""
+        """The same keys as `choose_prefill`'s, as a mask of all, for the queries that do not see the whole past."""
         assert self._ops.paged is not None
         assert self._ops.key_mask is not None
         assert prefill.limits is not None
-        scores = self._scores(q_latent, projected, cache, turns, prefill)
-        positions = self._ops.paged.topk_positions(scores, self._config.top_k, prefill.limits.squeeze(0))
+        rest, limits = slice(prefill.whole, None), prefill.limits[:, prefill.whole :]
+        scores = self._scores(q_latent[rest], projected[rest], cache, turns[rest], replace(prefill, limits=limits))
+        positions = self._ops.paged.topk_positions(scores, self._config.top_k, limits.squeeze(0))
         return self._ops.key_mask(positions, scores.shape[1])
 
     def choose_prefill(

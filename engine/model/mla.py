@@ -71,18 +71,27 @@ class Attention:
         latents, gates, *index = self._input.split(self._input(x))
         q_latent = self._written(latents, index, step, cache)
         index_weights = None if self._indexer is None else index[1]
-        parts = []
-        if step.decode is not None:
-            parts.append(self._decode(q_latent, index_weights, step.turns, step.decode, cache))
-        for prefill in step.prefills:
-            span = slice(prefill.start, prefill.end)
-            weights = None if index_weights is None else index_weights[span]
-            parts.append(self._prefill(q_latent[span], weights, step.turns[span], prefill, cache))
-        attended = parts[0] if len(parts) == 1 else torch.cat(parts)
+        attended = self._attended(q_latent, index_weights, step, cache)
         if self._output.coded:
             assert self._ops.fp8 is not None
             return self._output.added_to(residual, self._ops.fp8.gate(attended, gates))
         return self._output.added_to(residual, self._ops.gate(attended, gates))
+
+    def _attended(self, q_latent: Tensor, index_weights: Tensor | None, step: GroupStep, cache: LayerCache) -> Tensor:
+        """[tokens, heads, value]"""
+        if not step.prefills:
+            assert step.decode is not None
+            return self._decode(q_latent, index_weights, step.turns, step.decode, cache)
+        if step.decode is None and len(step.prefills) == 1:
+            return self._prefill(q_latent, index_weights, step.turns, step.prefills[0], cache, None)
+        out = q_latent.new_empty(len(q_latent), self._geometry.heads, self._geometry.value)
+        if step.decode is not None:
+            out[: step.decode.count] = self._decode(q_latent, index_weights, step.turns, step.decode, cache)
+        for prefill in step.prefills:
+            span = slice(prefill.start, prefill.end)
+            weights = None if index_weights is None else index_weights[span]
+            self._prefill(q_latent[span], weights, step.turns[span], prefill, cache, out[span])
+        return out
 
     def _written(self, latents: Tensor, index: list[Tensor], step: GroupStep, cache: LayerCache) -> Tensor:
         """Writes the new rows and index keys. Query latents [tokens, rank]."""
@@ -176,8 +185,15 @@ class Attention:
         return self._values(mixed)
 
     def _prefill(
-        self, q_latent: Tensor, index_weights: Tensor | None, turns: Tensor, prefill: Prefill, cache: LayerCache
+        self,
+        q_latent: Tensor,
+        index_weights: Tensor | None,
+        turns: Tensor,
+        prefill: Prefill,
+        cache: LayerCache,
+        out: Tensor | None,
     ) -> Tensor:
+        """`out`: where it goes."""
         g = self._geometry
         if prefill.index_addresses is not None:
             assert self._indexer is not None
@@ -185,14 +201,15 @@ class Attention:
             assert cache.index_cache is not None
             if self._ops.key_mask is not None and self._expands(prefill):
                 mask = self._indexer.mask_prefill(q_latent, index_weights, cache.index_cache, turns, prefill)
-                return self._expanded(q_latent, mask, turns, prefill, cache)
+                return self._expanded(q_latent, mask, turns, prefill, cache, out)
             # Each row of FP8 codes is widened once, not by every query that chose it.
             latent, every = self._plain(cache, RowList(prefill.addresses, None))
             prefill = replace(prefill, addresses=every.addresses)
             chosen = self._indexer.choose_prefill(q_latent, index_weights, cache.index_cache, turns, prefill)
             q = self._absorbed_queries(q_latent, turns)
-            return self._values(self._ops.sparse_mla_prefill(q, latent, chosen, g.kv_rank, self._scale))
-        return self._expanded(q_latent, None, turns, prefill, cache)
+            values = self._values(self._ops.sparse_mla_prefill(q, latent, chosen, g.kv_rank, self._scale))
+            return values if out is None else out.copy_(values)
+        return self._expanded(q_latent, None, turns, prefill, cache, out)
 
     def _expands(self, prefill: Prefill) -> bool:
         """Whether products with all keys, expanded, are less work than absorbed ones with the chosen of them."""
@@ -203,14 +220,29 @@ class Attention:
         return all_of_them <= queries * (self._indexer.top_k * (g.row + g.kv_rank) + expansion)
 
     def _expanded(
-        self, q_latent: Tensor, mask: Tensor | None, turns: Tensor, prefill: Prefill, cache: LayerCache
+        self,
+        q_latent: Tensor,
+        mask: Tensor | None,
+        turns: Tensor,
+        prefill: Prefill,
+        cache: LayerCache,
+        out: Tensor | None,
     ) -> Tensor:
-        g = self._geometry
+        """`mask`: for the queries behind those that see their whole past."""
+        g, attend = self._geometry, self._ops.mla_prefill
         rows = self._listed(cache, prefill.addresses)
         expanded = torch.mm(rows[:, : g.kv_rank], self._kv_b).view(-1, g.heads, g.nope + g.value)
-        keys, values = expanded[..., : g.nope], expanded[..., g.nope :]
+        keys, rotary, values = expanded[..., : g.nope], rows[:, g.kv_rank :], expanded[..., g.nope :]
         q = self._queries(q_latent, turns)
-        return self._ops.mla_prefill(q, keys, rows[:, g.kv_rank :], values, g.window, self._scale, mask)
+        if mask is None or prefill.whole == 0:
+            return attend(q, keys, rotary, values, g.window, self._scale, mask, out)
+        if out is None:
+            out = q.new_empty(len(q), g.heads, g.value)
+        first, rest = slice(prefill.whole), slice(prefill.whole, None)
+        past = slice(prefill.before + prefill.whole)
+        attend(q[first], keys[past], rotary[past], values[past], g.window, self._scale, None, out[first])
+        attend(q[rest], keys, rotary, values, g.window, self._scale, mask, out[rest])
+        return out
 
     def _listed(self, cache: LayerCache, addresses: Tensor) -> Tensor:
         """The rows themselves [addresses, rank + rope], in the model's dtype."""

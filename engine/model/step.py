@@ -27,6 +27,7 @@ class Prefill:
     addresses: Tensor  # int64 [keys], latent rows of every key that a query may see, in order, the new ones last
     index_addresses: IndexAddresses | None  # [1, keys], where the indexer has to choose among them
     limits: Tensor | None  # int64 [1, queries], how many keys each query may choose from
+    whole: int  # so many of the first queries have no more than top-k keys, and so all of them
     bias: Tensor | None  # of the chosen, as in RowList
 
 
@@ -127,17 +128,18 @@ def _dsa_prefill(ctx: ForwardContext, pool: KvPool, top_k: int, index: int) -> P
     pages = ctx.dsa_table[index, : -(-length // pool.page_size)].long()
     addresses = pool.dsa_latent.of_pages(pages)[:length]
     if length <= top_k:
-        return Prefill(start, end, before, addresses, None, None, None)
+        return Prefill(start, end, before, addresses, None, None, end - start, None)
     limits = ctx.positions[start:end] + 1
     bias = _bias(limits.unsqueeze(1), top_k) if before + 1 < top_k else None
     index_addresses = pool.index_addresses(lambda part: part.of_pages(pages)[:length].unsqueeze(0))
-    return Prefill(start, end, before, addresses, index_addresses, limits.unsqueeze(0), bias)
+    whole = max(0, top_k - before)
+    return Prefill(start, end, before, addresses, index_addresses, limits.unsqueeze(0), whole, bias)
 
 
 def _swa_prefill(ctx: ForwardContext, part: LatentRows, window: int, index: int) -> Prefill:
     start, end = ctx.query_starts[index], ctx.query_starts[index + 1]
     before = ctx.seq_lens[index] - (end - start)
-    return Prefill(start, end, before, _window_of(ctx, part, window, index), None, None, None)
+    return Prefill(start, end, before, _window_of(ctx, part, window, index), None, None, 0, None)
 
 
 def _window_of(ctx: ForwardContext, part: LatentRows, window: int, index: int) -> Tensor:

@@ -20,12 +20,14 @@ def mla_prefill(
     window: int | None,
     scale: float,
     chosen: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """q: [queries, heads, nope + rope], the last of the keys' tokens; k: [keys, heads, nope]; rotary: [keys, rope], of
     all heads; v: [keys, heads, value].
 
     Returns [queries, heads, value]. `window` counts the keys that a query sees, its own included. `chosen`: mask of the
-    only keys that each query sees, none after its own (`engine.reference.key_mask`).
+    only keys that each query sees, none after its own (`engine.reference.key_mask`). `out`: where the result goes, rows
+    side by side.
     """
     queries, before = len(q), len(k) - len(q)
     dtype = q.dtype
@@ -43,7 +45,8 @@ def mla_prefill(
             bias = torch.zeros(1, *unseen.shape, device=q.device).masked_fill_(unseen, float("-inf"))
         scores = torch.baddbmm(bias, heads_q[:, start:end], heads_k[:, low:high].transpose(1, 2), alpha=scale)
         parts.append(torch.bmm(scores.softmax(-1), heads_v[:, low:high]))  # [heads, block, value]
-    return torch.cat(parts, dim=1).transpose(0, 1).to(dtype)
+    result = torch.cat(parts, dim=1).transpose(0, 1).to(dtype)
+    return result if out is None else out.copy_(result)
 
 
 @lru_cache(maxsize=32)

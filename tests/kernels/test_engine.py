@@ -26,8 +26,8 @@ SMALL = tiny_config(
     num_experts_per_tok=2,
 )  # fmt: skip
 # Prompts beside decodes and decodes alone, both shorter and longer than top-k and window.
-# The last prompt has so much before it that its chosen rows are read in the absorbed form.
-STEPS = ({0: 4}, {0: 1}, {0: 4, 1: 3}, {0: 1, 1: 1}, {0: 1, 1: 2}, {0: 1, 1: 1}, {0: 60}, {0: 2})
+# At last a prompt with so much before it that its chosen rows are read in the absorbed form, and one that begins short.
+STEPS = ({0: 4}, {0: 1}, {0: 4, 1: 3}, {0: 1, 1: 1}, {0: 1, 1: 2}, {0: 1, 1: 1}, {0: 60}, {0: 2, 2: 8})
 
 
 def model_of(config: dict[str, Any], ops: Ops, dtype: torch.dtype, device: str) -> TextModel:

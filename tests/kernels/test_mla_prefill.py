@@ -76,6 +76,18 @@ def test_chosen_keys(device: str, queries: int, keys: int, dtype: torch.dtype) -
     assert_as_good(ours, reference(*given, None, SCALE, mask), attended(*given, None, mask), 1e-5)
 
 
+def test_results_go_where_they_are_wanted(device: str) -> None:
+    given = inputs(device, 5, 9, 2, 16, 16, 16, torch.float32)
+    for operation in (mla_prefill, reference):
+        whole = torch.zeros(8, 2, 16, device=device)
+        assert operation(*given, None, SCALE, None, whole[2:7]).data_ptr() == whole[2:7].data_ptr()
+        assert torch.equal(whole[2:7], operation(*given, None, SCALE))
+        assert not whole[:2].any()
+        assert not whole[7:].any()
+    with pytest.raises(ValueError, match="out must be rows of \\(5, 2, 16\\), got \\(8, 2, 16\\)"):
+        mla_prefill(*given, None, SCALE, None, whole)
+
+
 @pytest.mark.parametrize(("queries", "keys", "listed"), [(3, 5, 7), (2, 130, 40), (1, 32, 32), (4, 1000, 3)])
 def test_masks_have_the_bits_of_their_positions(device: str, queries: int, keys: int, listed: int) -> None:
     positions = chosen_positions(queries, max(keys, queries), listed, device)
