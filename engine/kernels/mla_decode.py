@@ -69,7 +69,7 @@ def _attend(
 
     factor = scale * LOG2_E
     best = tl.full((BLOCK_H,), NEVER, tl.float32)
-    total = tl.zeros((BLOCK_H,), tl.float32)
+    total = tl.zeros((BLOCK_H, 2 if BOTH_GROUPS else 1), tl.float32)  # of each group's rows: added up at the end
     sums = tl.zeros((BLOCK_H, VALUES), tl.float32)
     for block in range(begin, stop, BLOCK_N):
         index = block + tl.arange(0, BLOCK_N)
@@ -107,7 +107,9 @@ def _attend(
         if BIASED:
             scores += tl.load(bias + query * listed + index, mask=index < end, other=0.0)[None, :] * LOG2_E
         # The compiler lays a product that another one depends on out over heads alone, so that two warp groups with 64
-        # heads both do all of it. It does not follow a product into a branch, even one that is always taken.
+        # heads both do all of it. It does not follow a product through a branch, even one that is always taken. What
+        # stands in branches also comes after the loads of the next block, which so have the time of softmax and values.
+        # Two branches under one condition would become one.
         if BOTH_GROUPS:
             if block < stop:
                 best, total, shrink, share = _softmax(scores, valid, best, total, keys.dtype)
@@ -116,8 +118,13 @@ def _attend(
                 share = rounded(scores, keys.dtype)
         else:
             best, total, shrink, share = _softmax(scores, valid, best, total, keys.dtype)
-        sums = dot(share, keys, sums * shrink[:, None])
+        if BOTH_GROUPS:
+            if block >= begin:
+                sums = dot(share, keys, sums * shrink[:, None])
+        else:
+            sums = dot(share, keys, sums * shrink[:, None])
 
+    total = tl.sum(total, 1)
     total = tl.where(total == 0.0, 1.0, total)  # of a query without rows, or a split of it
     result = sums / total[:, None]
     if WHOLE:
@@ -137,7 +144,9 @@ def _softmax(scores, valid, best, total, DTYPE: tl.constexpr):
     level = tl.where(better == NEVER, 0.0, better)  # of a query that has seen no row yet
     share = tl.exp2(scores - level[:, None])
     shrink = tl.exp2(best - level)
-    return better, total * shrink + tl.sum(share, 1), shrink, rounded(share, DTYPE)
+    parts: tl.constexpr = total.shape[1]
+    by_part = tl.sum(tl.reshape(share, (share.shape[0], parts, share.shape[1] // parts)), 2)
+    return better, total * shrink[:, None] + by_part, shrink, rounded(share, DTYPE)
 
 
 @triton.jit
