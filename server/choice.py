@@ -168,10 +168,12 @@ class Choice:
         for piece in self._held:
             if chars <= 0:
                 break
-            if chars < len(piece.text):
+            length = len(piece.text)
+            if chars < length:
                 _shorten(piece, chars)
-            chars -= len(piece.text)
-            self._release(piece)
+            chars -= length
+            if piece.text:
+                self._release(piece)
             if self.finish_reason is not None:
                 return
         self._held.clear()
@@ -286,7 +288,9 @@ def _match_bytes(piece: _Piece) -> None:
 
 
 def _shorten(piece: _Piece, chars: int) -> None:
-    """Keeps the first characters, and of the tokens' bytes those that come to them."""
+    """Keeps the first characters, and of the tokens' bytes those that come to them. Of half a tag nothing is kept."""
+    if piece.tag is not None and piece.text.endswith(piece.tag):
+        chars = min(chars, len(piece.text) - len(piece.tag))
     piece.text, piece.tag = piece.text[:chars], None
     room = len(piece.text.encode())
     kept = []

@@ -106,6 +106,25 @@ def test_text_usage_and_finish_reason_come_from_the_engine() -> None:
     assert engine.aborted == []
 
 
+@pytest.mark.parametrize(("stop", "shown"), [(">", "Hi"), ("function", "Hi"), ("i<dots", "H"), ("<", "Hi")])
+def test_a_stop_string_within_a_tag_leaves_nothing_of_the_tag(stop: str, shown: str) -> None:
+    said = [*ids("Hi"), tokenizer().token_id("<dots_function_call>"), *ids('\n<invoke name="f">'), END]
+    deltas = run(FakeEngine(saying(said)), request(stop=(stop,)))
+    assert (answer(deltas), reasons(deltas)) == (shown, ["stop"])
+    script = [Say(said, 0, "stop", scores(len(said)))]
+    deltas = run(FakeEngine(lambda _: script), request(stop=(stop,), sampling={"logprobs": 2}))
+    assert (answer(deltas), reasons(deltas)) == (shown, ["stop"])
+    assert b"".join(entry.raw for entry in logprobs(deltas) if entry.part == "text") == shown.encode()
+
+
+def test_a_stop_string_within_the_tag_that_ends_thinking_leaves_nothing_of_it() -> None:
+    said = [THINK, *ids("\nTwo"), END_THINK, *ids("Four."), END]
+    deltas = run(FakeEngine(saying(said)), request(stop=("think>",)))
+    assert (thinking(deltas), answer(deltas), reasons(deltas)) == ("", "", ["stop"])
+    deltas = run(FakeEngine(saying(said[1:])), request(stop=("think>",), begin="opened"))
+    assert (thinking(deltas), answer(deltas), reasons(deltas)) == ("Two", "", ["stop"])
+
+
 class Basin:
     """A sink that is closed now and then, and what came through it and beside it, in order."""
 
