@@ -35,7 +35,9 @@ def read_json(text: str, what: str) -> Any:
 class Schema:
     """One document with all that its references may mean."""
 
-    def __init__(self, root: Any) -> None:
+    def __init__(self, root: Any, kept_whole: bool = False) -> None:
+        """`kept_whole`: what cannot be enforced is to be refused, and never passed over."""
+        self.kept_whole = kept_whole
         self._visits = 0
         self.root = self._cleaned(root, 0)
 

@@ -33,7 +33,7 @@ _FORMATS = {
 }
 _LENGTH = re.compile(r"\(/\(\?s:\.\{(\d+),(\d*)\}\)/\)")  # as `_Reader` writes it
 _DEEPEST = 50
-_LONGEST_BOUND = 10_000  # characters; a larger maxLength is not kept: each place in such a text is a state of its own
+_LONGEST_BOUND = 10_000  # characters; each place in a text whose length is bounded is a state of its own
 
 
 def string_text(schema: Schema, part: Any, lenient: bool) -> str | None:
@@ -83,6 +83,8 @@ class _Reader:
             yield f"/{_FORMATS[form]}/"
         least, most = _count(part, "minLength"), _count(part, "maxLength")
         if most is not None and most > _LONGEST_BOUND:
+            if self._schema.kept_whole:
+                raise GrammarError(f"maxLength of a string must be ≤ {_LONGEST_BOUND} to be enforced, got {most}")
             most = None
         if least or most is not None:
             yield f"/(?s:.{{{least or 0},{'' if most is None else most}}})/"

@@ -101,7 +101,8 @@ class _Writer:
             self.lines += _any_arguments(f"f{number}")
             return f"{head} f{number}_first"
         text = function.get("parameters")
-        schema = Schema({} if text is None else read_json(text, f"the schema of {function['name']}"))
+        root = {} if text is None else read_json(text, f"the schema of {function['name']}")
+        schema = Schema(root, kept_whole=level == 0 and function.get("strict", True))
         if not isinstance(schema.root, dict):
             raise GrammarError(f"the parameters of {function['name']} must be described by an object")
         heads = []

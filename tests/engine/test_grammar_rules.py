@@ -172,11 +172,21 @@ def test_alternatives_of_the_arguments_are_kept_apart() -> None:
     assert not passes(grammar, call(("a", 1)))
 
 
-def test_a_bound_that_no_answer_reaches_costs_nothing() -> None:
-    text = call(("a", "<b>x</b> " * 200))
-    for bound in (1000, 10_001):
-        grammar = compiled(tool_calls({"properties": {"a": {"type": "string", "maxLength": bound}}}))
+def test_a_bound_that_is_too_large_to_enforce_is_refused_where_all_is_to_be_kept_and_else_costs_nothing() -> None:
+    text = call(("a", "<b>x</b> " * 200), ("b", "7"))
+    for bound in (1000, 10_000, 10_001):
+        schema = {"a": {"type": "string", "maxLength": bound}, "b": {"type": "string", "pattern": "^[0-9]$"}}
+        functions = [{"name": "weather", "parameters": json.dumps({"properties": schema}), "strict": False}]
+        grammar = compiled({"type": "ToolCalls", "functions": functions})
         assert passes(grammar, text) == (bound > 1000)
+        assert not passes(grammar, call(("b", "x")))  # what can be kept beside it is
+        functions[0]["strict"] = True
+        if bound <= 10_000:
+            compiled({"type": "ToolCalls", "functions": functions})
+        else:
+            told = "the function weather: maxLength of a string must be ≤ 10000 to be enforced, got 10001"
+            with pytest.raises(GrammarError, match=told):
+                compiled({"type": "ToolCalls", "functions": functions})
 
 
 @pytest.mark.parametrize("limit", [40, 1000, 10_000])
