@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.wire.messages import MediaData, MediaItem, Sampling, Submit, Tokens
+from engine.wire.messages import Beat, MediaData, MediaItem, Sampling, Submit, Tokens
 from tests.engine.test_worker_process import ENDLESS, command, connected, prompt
 
 pytestmark = pytest.mark.e2e
@@ -108,6 +108,32 @@ def test_two_ranks_answer_as_one_process_does_and_end_together(tmp_path: Path) -
         assert sorted((token.index, token.token_ids) for token in two) == sorted((t.index, t.token_ids) for t in one)
         assert len(logprobs(one)) == len(request.prompt_ids) - 1 + 6 * request.n
         assert logprobs(two) == pytest.approx(logprobs(one), rel=1e-4, abs=1e-4)
+
+
+def test_ranks_with_drafts_answer_as_one_process_without(tmp_path: Path) -> None:
+    greedy = Sampling(max_tokens=9, temperature=0.0)
+    asked = [Submit(f"text-{length}", prompt(length), greedy) for length in (40, 9)]
+
+    async def answered(folder: Path) -> tuple[dict[str, list[int]], Beat]:
+        async with connected(folder) as gateway:
+            gateway.send(*asked)
+            await gateway.until_over(*(one.request_id for one in asked))
+            beat = await gateway.until_idle()
+            got = {name: [one for one in all_ if isinstance(one, Tokens)] for name, all_ in gateway.got.items()}
+        return {name: [token for one in tokens for token in one.token_ids] for name, tokens in got.items()}, beat
+
+    found, beats = {}, {}
+    for name, flags in {"one": (), "two": (*SHARED, "--speculative-tokens", "2")}.items():
+        with worker(tmp_path / name, *flags) as process:
+            found[name], beats[name] = asyncio.run(answered(tmp_path / name))
+            process.terminate()
+            assert process.wait(WAIT_S) == 0
+    assert found["two"] == found["one"]
+    assert all(len(tokens) == 9 for tokens in found["one"].values())
+    assert beats["one"].drafted_tokens == ()
+    drafted, accepted = beats["two"].drafted_tokens, beats["two"].accepted_tokens
+    assert sum(drafted) > 0
+    assert all(kept <= made for kept, made in zip(accepted, drafted, strict=True))
 
 
 def test_a_worker_ends_with_any_of_its_ranks(tmp_path: Path) -> None:
