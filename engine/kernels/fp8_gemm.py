@@ -1,33 +1,62 @@
 """FP8 products, [rows, in] · [out, in]ᵀ with 1 × 128 and 128 × 128 scales; formulas in `engine.reference.fp8_gemm`.
 
-Sums of 128 products are made by the matrix unit and then scaled and added up in fp32. Few rows make a product of
-weights that stream by: tiles are then narrow, so that every multiprocessor has its share of them.
+Few rows make a product of weights that stream by: then `in` is split over programs, so that every multiprocessor has
+its share of them, and the last program of a tile to arrive adds up what the others left, always in the same order.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import lru_cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.numeric import dot, fp8_operand, narrow
+from engine.kernels.numeric import fp8_pointer, narrow
+from engine.kernels.scaled_products import scaled_products
 from engine.kernels.target import FP8_FACTOR, target
+from engine.kernels.tiles import Tile, fp8_tile
 from engine.reference.fp8_gemm import Fp8Weight
 from engine.reference.fp8_quant import GROUP, Quantised
 
 _GROUPED = 8  # tiles of rows that one column of tiles after another is made for, so that both stay in the L2 cache
+_MOST_SPLIT = 1024  # tiles of a product that is split
+
+
+@triton.jit
+def _summed(partials, SPLITS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """What all splits left of a tile of [ROWS, COLUMNS]."""
+    at = tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    total = tl.load(partials + at, cache_modifier=".cg")
+    for split in tl.static_range(1, SPLITS):
+        total += tl.load(partials + split * (ROWS * COLUMNS) + at, cache_modifier=".cg")
+    return total
+
+
+@triton.jit
+def _store(
+    sums, out, residual, row, column, rows, columns, ADDED: tl.constexpr, SWAPPED: tl.constexpr,
+):  # fmt: skip
+    if SWAPPED:
+        sums = tl.trans(sums)
+    at = row.to(tl.int64)[:, None] * columns + column[None, :]
+    real = (row < rows)[:, None] & (column < columns)[None, :]
+    product = narrow(sums, out)
+    if ADDED:
+        total = product.to(tl.float32) + tl.load(residual + at, mask=real, other=0.0).to(tl.float32)
+        product = narrow(total, out)
+    tl.store(out + at, product, mask=real)
 
 
 @triton.jit
 def _fp8_gemm(
-    codes, scales, weight, weight_scales, residual, out,
+    codes, scales, weight, weight_scales, residual, out, partials, arrived,
     rows, columns, factor,
     IN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr, GROUPED: tl.constexpr,
-    ADDED: tl.constexpr, FP8: tl.constexpr,
+    SWAPPED: tl.constexpr, SPLITS: tl.constexpr, ADDED: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
+    GROUPS: tl.constexpr = IN // GROUP
     row_tiles = tl.cdiv(rows, BLOCK_M)
     column_tiles = tl.cdiv(columns, BLOCK_N)
     program = tl.program_id(0)
@@ -38,52 +67,43 @@ def _fp8_gemm(
     tile = within // group_rows
     column = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     depth = tl.arange(0, GROUP)
-    GROUPS: tl.constexpr = IN // GROUP
-    real_row, real_column = row < rows, column < columns
-    left = codes + row.to(tl.int64)[:, None] * IN + depth[None, :]
-    right = weight + column.to(tl.int64)[:, None] * IN + depth[None, :]
-    left_scales = scales + row.to(tl.int64) * GROUPS
+    held_row = tl.minimum(row, rows - 1).to(tl.int64)
+    held = tl.minimum(column, columns - 1).to(tl.int64)
+    split = tl.program_id(1)
+    left = fp8_pointer(codes, FP8) + held_row[:, None] * IN + depth[None, :]
+    right = fp8_pointer(weight, FP8) + held[:, None] * IN + depth[None, :]
+    left_scales = scales + held_row * GROUPS
     right_scales = weight_scales + tile * BLOCK_N // GROUP * GROUPS
-    sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for step in range(GROUPS):
-        a = fp8_operand(tl.load(left + step * GROUP, mask=real_row[:, None], other=0), FP8)
-        b = fp8_operand(tl.load(right + step * GROUP, mask=real_column[:, None], other=0), FP8)
-        part = dot(a, tl.trans(b), tl.zeros((BLOCK_M, BLOCK_N), tl.float32))
-        scale = tl.load(left_scales + step, mask=real_row, other=0.0) * tl.load(right_scales + step)
-        sums += part * scale[:, None]
-    at = row.to(tl.int64)[:, None] * columns + column[None, :]
-    real = real_row[:, None] & real_column[None, :]
-    product = narrow(sums * factor, out)
-    if ADDED:
-        total = product.to(tl.float32) + tl.load(residual + at, mask=real, other=0.0).to(tl.float32)
-        product = narrow(total, out)
-    tl.store(out + at, product, mask=real)
+    sums, _ = scaled_products(
+        left, left_scales, right, right_scales, right, right_scales,
+        split * GROUPS // SPLITS, (split + 1) * GROUPS // SPLITS, BLOCK_M, BLOCK_N, False, SWAPPED, GROUP, FP8,
+    )  # fmt: skip
+    sums *= factor
+    if SPLITS == 1:
+        _store(sums, out, residual, row, column, rows, columns, ADDED, SWAPPED)
+    else:
+        HEIGHT: tl.constexpr = BLOCK_N if SWAPPED else BLOCK_M
+        ACROSS: tl.constexpr = BLOCK_M if SWAPPED else BLOCK_N
+        of_tile = partials + program.to(tl.int64) * (SPLITS * BLOCK_M * BLOCK_N)
+        at = tl.arange(0, HEIGHT)[:, None] * ACROSS + tl.arange(0, ACROSS)[None, :]
+        tl.store(of_tile + split * (BLOCK_M * BLOCK_N) + at, sums)
+        tl.debug_barrier()  # all threads' sums are written before the one that counts says so
+        if tl.atomic_add(arrived + program, 1, sem="acq_rel") == SPLITS - 1:
+            tl.store(arrived + program, 0)  # for the next launch
+            sums = _summed(of_tile, SPLITS, HEIGHT, ACROSS)
+            _store(sums, out, residual, row, column, rows, columns, ADDED, SWAPPED)
 
 
-class Tile(NamedTuple):
-    rows: int
-    columns: int
-    warps: int
-    stages: int
+@lru_cache
+def _arrived(device: torch.device) -> Tensor:
+    """Of each tile, how many of its splits: 0 between launches."""
+    return torch.zeros(_MOST_SPLIT, dtype=torch.int32, device=device)
 
 
-def tile_for(rows: int, columns: int) -> Tile:
-    """By what a product of this shape is bound by; columns are tiles of 128 or a part of one."""
-    here = target()
-    if here.name == "interpreter":
-        return Tile(16, 64, 4, 1)
-    small = here.shared_bytes < 100_000  # AMD's, and small GPUs
-    if rows <= 16:
-        wide = columns >= 64 * here.multiprocessors
-        return Tile(16, 64 if wide else 32 if columns >= 32 * here.multiprocessors else 16, 4, 2 if small else 5)
-    if rows <= 64:
-        return Tile(32 if rows <= 32 else 64, 64 if columns >= 64 * here.multiprocessors else 32, 4, 2 if small else 4)
-    if rows <= 512:
-        return Tile(64, 128, 4, 2 if small else 4)
-    return Tile(128, 128, 8, 2 if small else 4)
-
-
-def fp8_gemm(x: Quantised, weight: Fp8Weight, dtype: torch.dtype, residual: Tensor | None = None) -> Tensor:
+def fp8_gemm(
+    x: Quantised, weight: Fp8Weight, dtype: torch.dtype, residual: Tensor | None = None, tile: Tile | None = None
+) -> Tensor:
+    """As `engine.reference.fp8_gemm`; `tile`: another than this GPU's own."""
     rows, width = x.codes.shape
     columns = len(weight.codes)
     if weight.codes.shape[1] != width or width % GROUP:
@@ -99,11 +119,16 @@ def fp8_gemm(x: Quantised, weight: Fp8Weight, dtype: torch.dtype, residual: Tens
     out = x.scales.new_empty(rows, columns, dtype=dtype)
     if rows == 0:
         return out
-    tile = tile_for(rows, columns)
-    _fp8_gemm[(-(-rows // tile.rows) * -(-columns // tile.columns),)](
-        x.codes, x.scales, weight.codes, weight.scales, out if residual is None else residual, out,
+    tile = fp8_tile("fp8_gemm", rows) if tile is None else tile
+    tiles = -(-rows // tile.rows) * -(-columns // tile.columns)
+    splits = tile.splits(tiles, width // GROUP) if tiles <= _MOST_SPLIT else 1
+    arrived = _arrived(out.device) if splits > 1 else out  # an argument that is not looked at
+    partials = x.scales.new_empty(tiles * splits * tile.rows * tile.columns) if splits > 1 else out
+    _fp8_gemm[(tiles, splits)](
+        x.codes, x.scales, weight.codes, weight.scales, out if residual is None else residual, out, partials, arrived,
         rows, columns, FP8_FACTOR[target().fp8] ** 2,
-        IN=width, BLOCK_M=tile.rows, BLOCK_N=tile.columns, GROUP=GROUP, GROUPED=_GROUPED, ADDED=residual is not None,
+        IN=width, BLOCK_M=tile.rows, BLOCK_N=tile.columns, GROUP=GROUP, GROUPED=_GROUPED,
+        SWAPPED=tile.swapped, SPLITS=splits, ADDED=residual is not None,
         FP8=target().fp8, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out

@@ -1,9 +1,8 @@
-"""The chosen experts' SwiGLU in four launches: each expert's list of tokens, both products, and the weighted sum.
+"""The chosen experts' SwiGLU in four launches: tokens sorted by expert, both products, and the weighted sum.
 
-A program has some columns of one expert and goes through the blocks of rows that chose it, so that no expert is padded
-to the size of another and one that nobody chose ends at once. Weights are as in `engine.reference.moe_gemm`, or FP8 as
-released. FP8 activations between the products are quantised by the first where there are many rows; where there are few
-the second does it as it reads, because the first has tiles that are too narrow to see 128 columns.
+The sorted tokens are cut into items, some rows of one expert each, so that no expert is padded to the size of another
+and one that nobody chose has none. A program has one item and some columns; programs of an item are neighbours. Weights
+are as in `engine.reference.moe_gemm`, or FP8 as released: then the first product quantises what the second takes.
 """
 
 from __future__ import annotations
@@ -15,114 +14,170 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.numeric import dot, encode_fp8, fp8_operand, narrow
+from engine.kernels.numeric import dot, encode_fp8, fp8_pointer, narrow
+from engine.kernels.scaled_products import scaled_products
 from engine.kernels.target import FP8_FACTOR, target
+from engine.kernels.tiles import Tile, fp8_tile
 from engine.reference.fp8_gemm import Fp8Experts
 from engine.reference.fp8_quant import GROUP, Quantised
 from engine.reference.moe_gemm import Experts
 
-_PLAIN = tl.constexpr(0)
-_CODED = tl.constexpr(1)
-_TO_CODE = tl.constexpr(2)  # activations that are quantised as they are read
+_DENSE = 128  # pairs, up to which every item has rows
+_ITEM = 3  # expert, first and end of its rows in the sorted order: none where the first is not before the end
 
 
 @triton.jit
-def _list_tokens(ids, lists, counts, pairs, longest, BLOCK: tl.constexpr):
-    """The pairs of token and choice that chose an expert, in order."""
+def _experts_before(ids, expert, pairs, BLOCK: tl.constexpr):
+    """How many lower ones were chosen, by pairs that fit into one block."""
+    one, other = tl.arange(0, BLOCK), tl.arange(0, BLOCK)
+    chosen = tl.load(ids + one, mask=one < pairs, other=2147483647).to(tl.int32)
+    others = tl.load(ids + other, mask=other < pairs, other=2147483647).to(tl.int32)
+    earlier = (chosen[:, None] == others[None, :]) & (one[:, None] > other[None, :])
+    is_first = tl.sum(earlier.to(tl.int32), 1) == 0
+    return tl.sum((is_first & (chosen < expert)).to(tl.int32), 0)
+
+
+@triton.jit
+def _sort_pairs(
+    ids, order, items, pairs, num_items,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, ITEM: tl.constexpr, DENSE: tl.constexpr,
+):  # fmt: skip
+    """The pairs of token and choice that chose this program's expert, and its items.
+
+    With p pairs before its own, an expert's items begin at ⌊p / ROWS⌋ + its number: the next one's begin behind its
+    last, whatever their sizes, and each program knows without the others where. What is between has no rows. DENSE:
+    few pairs, and the number is that of lower experts with any.
+    """
     expert = tl.program_id(0)
+    before = tl.zeros((), tl.int32)
     count = tl.zeros((), tl.int32)
     for start in range(0, pairs, BLOCK):
         pair = start + tl.arange(0, BLOCK)
-        mine = tl.load(ids + pair, mask=pair < pairs, other=-1) == expert
-        place = count + tl.cumsum(mine.to(tl.int32), 0) - 1
-        tl.store(lists + expert.to(tl.int64) * longest + place, pair, mask=mine)
-        count += tl.sum(mine.to(tl.int32), 0)
-    tl.store(counts + expert, count)
+        chosen = tl.load(ids + pair, mask=pair < pairs, other=2147483647).to(tl.int32)
+        before += tl.sum((chosen < expert).to(tl.int32), 0)
+        count += tl.sum((chosen == expert).to(tl.int32), 0)
+    number = expert
+    following = expert + 1
+    if DENSE:
+        number = _experts_before(ids, expert, pairs, BLOCK)
+        following = number + (count > 0).to(tl.int32)
+    end = before + count
+    item = before // ROWS + number
+    next_item = end // ROWS + following
+    if expert == tl.num_programs(0) - 1:
+        next_item = num_items
+    for first in range(before, before + (next_item - item) * ROWS, ROWS):
+        tl.store(items + item * ITEM, expert)
+        tl.store(items + item * ITEM + 1, first)
+        tl.store(items + item * ITEM + 2, end)
+        item += 1
+    place = before
+    for start in range(0, pairs, BLOCK):
+        pair = start + tl.arange(0, BLOCK)
+        mine = tl.load(ids + pair, mask=pair < pairs, other=2147483647).to(tl.int32) == expert
+        at = place + tl.cumsum(mine.to(tl.int32), 0) - 1
+        tl.store(order + at, pair, mask=mine)
+        place += tl.sum(mine.to(tl.int32), 0)
 
 
 @triton.jit
-def _operands(x, x_scales, step, real, factor, KIND: tl.constexpr, BLOCK_K: tl.constexpr, FP8: tl.constexpr):
-    """A block of FP8 activations as the matrix unit takes them, and the scale of each row."""
-    loaded = tl.load(x + step * BLOCK_K, mask=real[:, None], other=0)
-    if KIND == _CODED:
-        return fp8_operand(loaded, FP8), tl.load(x_scales + step, mask=real, other=0.0) * factor
-    else:
-        values = loaded.to(tl.float32)
-        scale = tl.div_rn(tl.maximum(tl.max(tl.abs(values), 1), 1e-10), 448.0)
-        codes = encode_fp8(tl.div_rn(values, tl.broadcast_to(scale[:, None], values.shape)), FP8)
-        return fp8_operand(codes, FP8), scale * factor
-
-
-@triton.jit
-def _products(
-    x, x_scales, real, right, right_scales, up, up_scales, right_stride, real_column, factor,
-    IN: tl.constexpr, KIND: tl.constexpr, GATED: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, FP8: tl.constexpr,
+def _plain_products(
+    x, weight, up, in_stride, depth, real_column,
+    IN: tl.constexpr, TWO: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """With one weight, and with a second where there are gates."""
     sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     ups = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for step in range(tl.cdiv(IN, BLOCK_K)):
-        inside = step * BLOCK_K + tl.arange(0, BLOCK_K) < IN
-        real_b = inside[:, None] & real_column[None, :]
-        b = tl.load(right + step * BLOCK_K * right_stride, mask=real_b, other=0)
-        if GATED:
-            c = tl.load(up + step * BLOCK_K * right_stride, mask=real_b, other=0)
-        if KIND == _PLAIN:
-            a = tl.load(x + step * BLOCK_K, mask=real[:, None] & inside[None, :], other=0.0)
-            sums = dot(a, b, sums)
-            if GATED:
-                ups = dot(a, c, ups)
-        else:
-            a, scale = _operands(x, x_scales, step, real, factor, KIND, BLOCK_K, FP8)
-            part = dot(a, fp8_operand(b, FP8), tl.zeros((BLOCK_M, BLOCK_N), tl.float32))
-            sums += part * (scale * tl.load(right_scales + step))[:, None]
-            if GATED:
-                part = dot(a, fp8_operand(c, FP8), tl.zeros((BLOCK_M, BLOCK_N), tl.float32))
-                ups += part * (scale * tl.load(up_scales + step))[:, None]
+        inside = step * BLOCK_K + depth < IN
+        real = inside[:, None] & real_column[None, :]
+        a = tl.load(x + step * BLOCK_K, mask=inside[None, :], other=0.0)
+        sums = dot(a, tl.load(weight + step * BLOCK_K * in_stride, mask=real, other=0.0), sums)
+        if TWO:
+            ups = dot(a, tl.load(up + step * BLOCK_K * in_stride, mask=real, other=0.0), ups)
     return sums, ups
 
 
 @triton.jit
+def _store_coded(
+    values, out, out_scales, pair, real, tile, COLUMNS: tl.constexpr, GROUP: tl.constexpr, FP8: tl.constexpr
+):  # fmt: skip
+    """values: [rows, GROUP] of one tile."""
+    scale = tl.div_rn(tl.maximum(tl.max(tl.abs(values), 1), 1e-10), 448.0)
+    codes = encode_fp8(tl.div_rn(values, tl.broadcast_to(scale[:, None], values.shape)), FP8)
+    column = tile * GROUP + tl.arange(0, GROUP)
+    tl.store(out + pair[:, None] * COLUMNS + column[None, :], codes, mask=real[:, None])
+    tl.store(out_scales + pair * (COLUMNS // GROUP) + tile, scale, mask=real)
+
+
+@triton.jit
 def _expert_gemm(
-    x, x_scales, weight, weight_scales, out, out_scales, lists, counts,
-    longest, weight_stride, in_stride, column_stride, factor,
-    IN: tl.constexpr, COLUMNS: tl.constexpr, KIND: tl.constexpr, GATED: tl.constexpr, CODED_OUT: tl.constexpr,
-    PAIRS_A_ROW: tl.constexpr, SCALE_ROWS: tl.constexpr,
+    x, x_scales, weight, weight_scales, out, out_scales, order, items,
+    experts, weight_stride, in_stride, column_stride, factor,
+    IN: tl.constexpr, COLUMNS: tl.constexpr, CODED: tl.constexpr, GATED: tl.constexpr, TWO: tl.constexpr,
+    PAIRS_A_ROW: tl.constexpr, SCALE_ROWS: tl.constexpr, ITEM: tl.constexpr,
+    SWAPPED: tl.constexpr, ALONE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
-    expert = tl.program_id(1).to(tl.int64)
-    count = tl.load(counts + expert)
-    column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    real_column = column < COLUMNS
-    depth = tl.arange(0, BLOCK_K)
-    right = weight + expert * weight_stride + depth[:, None] * in_stride
-    up = right + (column + COLUMNS)[None, :].to(tl.int64) * column_stride  # only where there are gates
-    right += column[None, :].to(tl.int64) * column_stride
-    GROUPS: tl.constexpr = IN // GROUP
-    right_scales = weight_scales + (expert * SCALE_ROWS + tl.program_id(0) * BLOCK_N // GROUP) * GROUPS
-    up_scales = right_scales + COLUMNS // GROUP * GROUPS
-    for start in range(0, count, BLOCK_M):
-        place = start + tl.arange(0, BLOCK_M)
-        real = place < count
-        pair = tl.load(lists + expert * longest + place, mask=real, other=0).to(tl.int64)
+    """TWO: the tile has a second stretch of columns, the gates' counterparts or the next ones."""
+    WIDTH: tl.constexpr = BLOCK_N * 2 if TWO and not GATED else BLOCK_N
+    TILES: tl.constexpr = (COLUMNS + WIDTH - 1) // WIDTH
+    item = tl.program_id(0) // TILES
+    tile = tl.program_id(0) % TILES
+    if ALONE:  # one token: each of its choices is an item
+        expert = tl.load(order + item).to(tl.int64)
+        first = item
+        end = item + (expert < experts).to(tl.int32)
+    else:
+        expert = tl.load(items + item * ITEM).to(tl.int64)
+        first = tl.load(items + item * ITEM + 1)
+        end = tl.load(items + item * ITEM + 2)
+    if first < end:
+        place = first + tl.arange(0, BLOCK_M)
+        real = place < end
+        pair = tl.minimum(place, end - 1).to(tl.int64)
+        if not ALONE:
+            pair = tl.load(order + pair).to(tl.int64)
         row = pair // PAIRS_A_ROW
-        left = x + row[:, None] * IN + depth[None, :]
-        left_scales = x_scales + row * GROUPS
-        values, ups = _products(
-            left, left_scales, real, right, right_scales, up, up_scales, in_stride, real_column, factor,
-            IN, KIND, GATED, BLOCK_M, BLOCK_N, BLOCK_K, FP8,
-        )  # fmt: skip
-        if GATED:
-            values = values / (1.0 + tl.exp(-values)) * ups
-        at = pair[:, None] * COLUMNS + column[None, :]
-        if CODED_OUT:
-            scale = tl.div_rn(tl.maximum(tl.max(tl.abs(values), 1), 1e-10), 448.0)
-            codes = encode_fp8(tl.div_rn(values, tl.broadcast_to(scale[:, None], (BLOCK_M, BLOCK_N))), FP8)
-            tl.store(out + at, codes, mask=real[:, None] & real_column[None, :])
-            tl.store(out_scales + pair * (COLUMNS // GROUP) + tl.program_id(0), scale, mask=real)
+        column = tile * WIDTH + tl.arange(0, BLOCK_N)
+        AWAY: tl.constexpr = COLUMNS if GATED else BLOCK_N  # from the first to the second stretch
+        held = tl.minimum(column, COLUMNS - 1).to(tl.int64)
+        depth = tl.arange(0, BLOCK_K)
+        base = weight + expert * weight_stride
+        if CODED:
+            GROUPS: tl.constexpr = IN // GROUP
+            left = fp8_pointer(x, FP8) + row[:, None] * IN + depth[None, :]
+            right = fp8_pointer(base, FP8) + held[:, None] * column_stride + depth[None, :]
+            right_scales = weight_scales + (expert * SCALE_ROWS + tile * WIDTH // GROUP) * GROUPS
+            values, others = scaled_products(
+                left, x_scales + row * GROUPS, right, right_scales,
+                right + AWAY * column_stride, right_scales + AWAY // GROUP * GROUPS, 0, GROUPS,
+                BLOCK_M, BLOCK_N, TWO, SWAPPED, GROUP, FP8,
+            )  # fmt: skip
+            values *= factor
+            others *= factor
         else:
-            tl.store(out + at, narrow(values, out), mask=real[:, None] & real_column[None, :])
+            left = x + row[:, None] * IN + depth[None, :]
+            right = base + depth[:, None] * in_stride + held[None, :] * column_stride
+            values, others = _plain_products(
+                left, right, right + AWAY * column_stride, in_stride, depth, column < COLUMNS,
+                IN, TWO, BLOCK_M, BLOCK_N, BLOCK_K,
+            )  # fmt: skip
+        if GATED:
+            values = values / (1.0 + tl.exp(-values)) * others
+        if SWAPPED:
+            values = tl.trans(values)
+        if GATED and CODED:
+            _store_coded(values, out, out_scales, pair, real, tile, COLUMNS, GROUP, FP8)
+        else:
+            at = pair[:, None] * COLUMNS + column[None, :]
+            stored = real[:, None] & (column < COLUMNS)[None, :]
+            tl.store(out + at, narrow(values, out), mask=stored)
+            if TWO and not GATED:
+                if SWAPPED:
+                    others = tl.trans(others)
+                stored = real[:, None] & (column + BLOCK_N < COLUMNS)[None, :]
+                tl.store(out + at + BLOCK_N, narrow(others, out), mask=stored)
 
 
 @triton.jit
@@ -145,34 +200,31 @@ def _weighted_sum(
     tl.store(out + token * HIDDEN + column, narrow(total, out), mask=inside)
 
 
-class _Tiles(NamedTuple):
-    rows: int
-    columns: int
-    depth: int
-    warps: int
-    stages: int
+def _plain_tile(rows_an_expert: float) -> Tile:
+    """Of experts that are not FP8."""
+    here = target()
+    if here.name == "interpreter":
+        return Tile(16, 32, 4, 1)
+    stages = 1 if here.shared_bytes < 100_000 else 3  # AMD's, and small GPUs
+    return Tile(16, 64, 4, stages) if rows_an_expert <= 24 else Tile(64, 128, 8, stages)
 
-    @classmethod
-    def of(cls, rows_an_expert: float, coded: bool, gated: bool) -> _Tiles:
-        here = target()
-        depth = GROUP if coded else 64
-        if here.name == "interpreter":
-            return cls(16, GROUP if coded else 32, GROUP if coded else 32, 4, 1)
-        small = here.shared_bytes < 100_000  # AMD's, and small GPUs
-        stages = 1 if small else 4
-        if rows_an_expert <= 1:
-            return cls(16, 32, depth, 4, stages)
-        if rows_an_expert <= 24:
-            return cls(16, 64, depth, 4, stages)
-        if small:
-            return cls(64, GROUP, 64 if not coded else depth, 4, 1)
-        return cls(64 if gated or rows_an_expert <= 96 else 128, GROUP, depth, 8, 3)
+
+def _tiles(rows_an_expert: float, coded: bool) -> tuple[Tile, Tile]:
+    if not coded:
+        return (_plain_tile(rows_an_expert),) * 2
+    return fp8_tile("moe_gemm, gate_up", rows_an_expert), fp8_tile("moe_gemm, down", rows_an_expert)
 
 
 def moe_gemm(
-    residual: Tensor, x: Tensor | Quantised, ids: Tensor, weights: Tensor, experts: Experts | Fp8Experts
+    residual: Tensor,
+    x: Tensor | Quantised,
+    ids: Tensor,
+    weights: Tensor,
+    experts: Experts | Fp8Experts,
+    tiles: tuple[Tile, Tile] | None = None,
 ) -> Tensor:
-    """As `engine.reference.moe_gemm`; with FP8 experts, x is quantised."""
+    """As `engine.reference.moe_gemm`; with FP8 experts, x is quantised. `tiles`: others than this GPU's own, with equal
+    rows."""
     tokens, hidden = residual.shape
     chosen = ids.shape[1]
     out = torch.empty_like(residual)
@@ -181,24 +233,14 @@ def moe_gemm(
     shape = _Weights.of(experts)
     _check(residual, x, ids, weights, shape)
     pairs = tokens * chosen
-    lists = ids.new_empty(shape.experts, tokens, dtype=torch.int32)
-    counts = ids.new_empty(shape.experts, dtype=torch.int32)
-    _list_tokens[(shape.experts,)](
-        ids, lists, counts, pairs, tokens, BLOCK=min(4096, max(16, triton.next_power_of_2(pairs))), num_warps=4
-    )
-    rows_an_expert = pairs / shape.experts
-    inner_tiles = _Tiles.of(rows_an_expert, shape.coded, gated=True)
-    quantise = shape.coded and inner_tiles.columns == GROUP
-    inner = residual.new_empty(pairs, shape.inter, dtype=torch.uint8 if quantise else residual.dtype)
-    inner_scales = weights.new_empty(pairs, shape.inter // GROUP) if quantise else None
-    first = _Launch(chosen, _CODED.value if shape.coded else _PLAIN.value, gated=True, columns=shape.inter)
+    first, second = _tiles(pairs / shape.experts, shape.coded) if tiles is None else tiles
+    rows = _sorted_rows(ids, shape.experts, first.rows)
+    inner = residual.new_empty(pairs, shape.inter, dtype=torch.uint8 if shape.coded else residual.dtype)
+    inner_scales = weights.new_empty(pairs, shape.inter // GROUP) if shape.coded else None
     inputs = x if isinstance(x, Quantised) else (x, None)
-    _run(first, inner_tiles, inputs, shape.gate_up, (inner, inner_scales), lists, counts)
-    kind = _PLAIN.value if not shape.coded else _CODED.value if quantise else _TO_CODE.value
+    _run(first._replace(two=True), rows, chosen, inputs, shape.gate_up, (inner, inner_scales))
     outputs = residual.new_empty(pairs, hidden)
-    tiles = _Tiles.of(rows_an_expert, shape.coded, gated=False)
-    second = _Launch(1, kind, gated=False, columns=hidden)
-    _run(second, tiles, (inner, inner_scales), shape.down, (outputs, None), lists, counts)
+    _run(second, rows, 1, (inner, inner_scales), shape.down, (outputs, None))
     block = min(1024, triton.next_power_of_2(hidden))
     _weighted_sum[(tokens, -(-hidden // block))](
         residual, outputs, weights, out, HIDDEN=hidden, CHOSEN=chosen, BLOCK=block, num_warps=4
@@ -206,10 +248,36 @@ def moe_gemm(
     return out
 
 
+class _Rows(NamedTuple):
+    """Pairs of token and choice, by expert."""
+
+    order: Tensor  # of one token, the ids themselves
+    items: Tensor
+    num_items: int  # at most
+    alone: bool  # one token
+
+
+def _sorted_rows(ids: Tensor, experts: int, rows: int) -> _Rows:
+    """`rows`: at most so many an item."""
+    pairs = ids.numel()
+    if len(ids) == 1:
+        return _Rows(ids, ids, pairs, alone=True)
+    dense = pairs <= _DENSE
+    num_items = pairs // rows + (min(pairs, experts) if dense else experts)
+    order, items = (ids.new_empty(size, dtype=torch.int32) for size in (pairs, num_items * _ITEM))
+    _sort_pairs[(experts,)](
+        ids, order, items, pairs, num_items, BLOCK=min(4096, max(16, triton.next_power_of_2(pairs))),
+        ROWS=rows, ITEM=_ITEM, DENSE=dense, num_warps=4,
+    )  # fmt: skip
+    return _Rows(order, items, num_items, alone=False)
+
+
 class _Weight(NamedTuple):
     values: Tensor
     scales: Tensor | None
+    gated: bool
     width: int  # in
+    columns: int  # out; of the gates alone where there are any
     in_stride: int
     column_stride: int
 
@@ -226,41 +294,36 @@ class _Weights(NamedTuple):
     def of(cls, experts: Experts | Fp8Experts) -> _Weights:
         if isinstance(experts, Fp8Experts):
             count, hidden, inter = experts.down.codes.shape
-            gate_up = _Weight(*experts.gate_up, hidden, 1, hidden)
-            return cls(count, hidden, inter, True, gate_up, _Weight(*experts.down, inter, 1, inter))
+            gate_up = _Weight(*experts.gate_up, True, hidden, inter, 1, hidden)
+            return cls(count, hidden, inter, True, gate_up, _Weight(*experts.down, False, inter, hidden, 1, inter))
         count, inter, hidden = experts.down.shape
-        gate_up = _Weight(experts.gate_up, None, hidden, 2 * inter, 1)
-        return cls(count, hidden, inter, False, gate_up, _Weight(experts.down, None, inter, hidden, 1))
-
-
-class _Launch(NamedTuple):
-    pairs_a_row: int  # of activations
-    kind: int
-    gated: bool
-    columns: int
+        gate_up = _Weight(experts.gate_up, None, True, hidden, inter, 2 * inter, 1)
+        down = _Weight(experts.down, None, False, inter, hidden, hidden, 1)
+        return cls(count, hidden, inter, False, gate_up, down)
 
 
 def _run(
-    launch: _Launch,
-    tiles: _Tiles,
+    tile: Tile,
+    rows: _Rows,
+    pairs_a_row: int,
     inputs: tuple[Tensor, Tensor | None],
     weight: _Weight,
     outputs: tuple[Tensor, Tensor | None],
-    lists: Tensor,
-    counts: Tensor,
 ) -> None:
     (x, x_scales), (out, out_scales) = inputs, outputs
-    absent = counts  # an argument that is not looked at
-    _expert_gemm[(-(-launch.columns // tiles.columns), len(counts))](
-        x, absent if x_scales is None else x_scales, weight.values,
-        absent if weight.scales is None else weight.scales, out, absent if out_scales is None else out_scales,
-        lists, counts, lists.shape[1], weight.values.stride(0), weight.in_stride, weight.column_stride,
+    coded = weight.scales is not None
+    absent = rows.order  # an argument that is not looked at
+    width = tile.columns * (2 if tile.two and not weight.gated else 1)
+    _expert_gemm[(-(-weight.columns // width) * rows.num_items,)](
+        x, absent if x_scales is None else x_scales, weight.values, weight.scales if coded else absent,
+        out, absent if out_scales is None else out_scales, rows.order, rows.items,
+        len(weight.values), weight.values.stride(0), weight.in_stride, weight.column_stride,
         FP8_FACTOR[target().fp8] ** 2,
-        IN=weight.width, COLUMNS=launch.columns, KIND=launch.kind, GATED=launch.gated,
-        CODED_OUT=out_scales is not None, PAIRS_A_ROW=launch.pairs_a_row,
-        SCALE_ROWS=0 if weight.scales is None else weight.scales.shape[1],
-        BLOCK_M=tiles.rows, BLOCK_N=tiles.columns, BLOCK_K=tiles.depth, GROUP=GROUP, FP8=target().fp8,
-        num_warps=tiles.warps, num_stages=tiles.stages,
+        IN=weight.width, COLUMNS=weight.columns, CODED=coded, GATED=weight.gated, TWO=tile.two,
+        PAIRS_A_ROW=pairs_a_row, SCALE_ROWS=0 if weight.scales is None else weight.scales.shape[1], ITEM=_ITEM,
+        SWAPPED=tile.swapped, ALONE=rows.alone, BLOCK_M=tile.rows, BLOCK_N=tile.columns,
+        BLOCK_K=GROUP if coded else min(64, tile.columns), GROUP=GROUP, FP8=target().fp8,
+        num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 
 

@@ -1,13 +1,19 @@
-"""Choice of experts in two launches: fp32 router products, split over the hidden width, then scores and choice."""
+"""Choice of experts in two launches: fp32 router products, split over the hidden width, then scores and choice.
+
+The matrix unit has no fp32. Where rows are bfloat16, an fp32 weight is the sum of three bfloat16 numbers to its last
+bit, and each of the three products is exact; other rows are multiplied as fp32 without the matrix unit.
+"""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.numeric import NEVER
+from engine.kernels.numeric import NEVER, dot, rounded
 from engine.kernels.target import target
 from engine.reference.moe_route import Routing
 
@@ -16,38 +22,45 @@ from engine.reference.moe_route import Routing
 def _router_products(
     x, weight, products, tokens, x_stride, each,
     HIDDEN: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """Experts are the left side, of which the matrix unit takes 64 or more, and which it can take from registers."""
     token = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     expert = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     split = tl.program_id(2)
-    real_token, real_expert = token < tokens, expert < EXPERTS
-    sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    held_token = tl.minimum(token, tokens - 1).to(tl.int64)
+    held_expert = tl.minimum(expert, EXPERTS - 1)
+    sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for start in range(split * each, tl.minimum((split + 1) * each, HIDDEN), BLOCK_K):
         depth = start + tl.arange(0, BLOCK_K)
         real = depth < HIDDEN
-        at = token.to(tl.int64)[:, None] * x_stride + depth[None, :]
-        a = tl.load(x + at, mask=real_token[:, None] & real[None, :], other=0.0).to(tl.float32)
-        b = tl.load(
-            weight + expert[:, None] * HIDDEN + depth[None, :], mask=real_expert[:, None] & real[None, :], other=0.0
-        )
-        sums = tl.dot(a, tl.trans(b), sums, input_precision=PRECISION)
+        a = tl.load(weight + held_expert[:, None] * HIDDEN + depth[None, :], mask=real[None, :], other=0.0)
+        b = tl.trans(tl.load(x + held_token[:, None] * x_stride + depth[None, :], mask=real[None, :], other=0.0))
+        if b.dtype == tl.bfloat16:
+            high = rounded(a, tl.bfloat16)
+            rest = a - high.to(tl.float32)
+            middle = rounded(rest, tl.bfloat16)
+            low = rounded(rest - middle.to(tl.float32), tl.bfloat16)
+            sums = dot(high, b, sums)
+            sums = dot(middle, b, sums)
+            sums = dot(low, b, sums)
+        else:
+            sums = dot(a, b.to(tl.float32), sums)
     at = (split * tokens + token).to(tl.int64)[:, None] * EXPERTS + expert[None, :]
-    tl.store(products + at, sums, mask=real_token[:, None] & real_expert[None, :])
+    tl.store(products + at, tl.trans(sums), mask=(token < tokens)[:, None] & (expert < EXPERTS)[None, :])
 
 
 @triton.jit
 def _choose(
     products, bias, ids, weights, tokens, splits,
-    EXPERTS: tl.constexpr, BLOCK: tl.constexpr, CHOSEN: tl.constexpr, CHOSEN_BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr, EXPERTS: tl.constexpr, BLOCK: tl.constexpr, CHOSEN: tl.constexpr, CHOSEN_BLOCK: tl.constexpr,
     GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr, NORMALISED: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, BLOCK)
     real = expert < EXPERTS
-    total = tl.zeros((BLOCK,), tl.float32)
-    for split in range(splits):
-        total += tl.load(products + (split * tokens + token) * EXPERTS + expert, mask=real, other=0.0)
+    split = tl.arange(0, SPLITS)
+    at = (split.to(tl.int64) * tokens + token)[:, None] * EXPERTS + expert[None, :]
+    total = tl.sum(tl.load(products + at, mask=(split < splits)[:, None] & real[None, :], other=0.0), 0)
     scores = 1.0 / (1.0 + tl.exp(-total))
     choice = tl.where(real, scores + tl.load(bias + expert, mask=real, other=0.0), NEVER)
     if GROUPS > 1:
@@ -86,6 +99,23 @@ def _within_best_groups(
     return tl.where(kept == 1, choice, NEVER)
 
 
+class _Tile(NamedTuple):
+    tokens: int
+    experts: int
+    depth: int
+    stages: int
+
+
+def _tile_for(tokens: int, experts: int) -> _Tile:
+    """As measured on an H200, with as many stages as a small GPU has room for."""
+    columns = min(64, max(16, triton.next_power_of_2(experts)))
+    if tokens <= 16:
+        return _Tile(16, columns, 32, stages=4)
+    if tokens <= 64:
+        return _Tile(32, columns, 32, stages=4)
+    return _Tile(64 if tokens <= 1024 else 128, columns, 64, 1 if target().shared_bytes < 100_000 else 3)
+
+
 def moe_route(x: Tensor, weight: Tensor, bias: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
     """As `engine.reference.moe_route`, with int32 ids."""
     tokens, hidden = x.shape
@@ -98,22 +128,22 @@ def moe_route(x: Tensor, weight: Tensor, bias: Tensor, routing: Routing) -> tupl
     weights = bias.new_empty(tokens, routing.chosen)
     if tokens == 0:
         return ids, weights
-    block_m = 16 if tokens <= 256 else 64
-    block_n, block_k = min(64, max(16, triton.next_power_of_2(experts))), 64
-    tiles = -(-tokens // block_m) * -(-experts // block_n)
-    splits = min(-(-hidden // block_k), max(1, target().multiprocessors // tiles))
-    each = -(-hidden // (splits * block_k)) * block_k
+    tile = _tile_for(tokens, experts)
+    grid = -(-tokens // tile.tokens), -(-experts // tile.experts)
+    splits = min(-(-hidden // tile.depth), max(1, target().multiprocessors // (grid[0] * grid[1])))
+    each = -(-hidden // (splits * tile.depth)) * tile.depth
     splits = -(-hidden // each)
     products = bias.new_empty(splits, tokens, experts)
-    _router_products[(-(-tokens // block_m), -(-experts // block_n), splits)](
+    _router_products[(*grid, splits)](
         x, weight, products, tokens, x.stride(0), each,
-        HIDDEN=hidden, EXPERTS=experts, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k,
-        PRECISION="tf32x3" if target().name.startswith("sm_") and x.dtype != torch.float32 else "ieee", num_warps=4,
+        HIDDEN=hidden, EXPERTS=experts, BLOCK_M=tile.tokens, BLOCK_N=tile.experts, BLOCK_K=tile.depth,
+        num_warps=4, num_stages=tile.stages,
     )  # fmt: skip
     _choose[(tokens,)](
         products, bias, ids, weights, tokens, splits,
-        EXPERTS=experts, BLOCK=triton.next_power_of_2(experts), CHOSEN=routing.chosen,
-        CHOSEN_BLOCK=triton.next_power_of_2(routing.chosen), GROUPS=routing.groups,
-        CHOSEN_GROUPS=routing.chosen_groups, NORMALISED=routing.normalise, SCALE=routing.scale, num_warps=1,
+        SPLITS=triton.next_power_of_2(splits), EXPERTS=experts, BLOCK=triton.next_power_of_2(experts),
+        CHOSEN=routing.chosen, CHOSEN_BLOCK=triton.next_power_of_2(routing.chosen), GROUPS=routing.groups,
+        CHOSEN_GROUPS=routing.chosen_groups, NORMALISED=routing.normalise, SCALE=routing.scale,
+        num_warps=1 if splits < 4 else 4,
     )  # fmt: skip
     return ids, weights

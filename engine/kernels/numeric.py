@@ -83,6 +83,27 @@ def fp8_operand(codes, FP8: tl.constexpr):
 
 
 @triton.jit
+def fp8_pointer(codes, FP8: tl.constexpr):
+    """To bytes → to what `dot` takes, where the matrix unit has FP8: a load goes straight to it then, while bytes that
+    become numbers after the load pass through registers."""
+    if FP8 == FP8_OCP:
+        return codes.to(tl.pointer_type(tl.float8e4nv), bitcast=True)
+    elif FP8 == FP8_FNUZ:
+        return codes.to(tl.pointer_type(tl.float8e4b8), bitcast=True)
+    else:
+        return codes
+
+
+@triton.jit
+def fp8_loaded(numbers, FP8: tl.constexpr):
+    """What was loaded by such a pointer → an operand of `dot`."""
+    if FP8 == FP8_SOFT:
+        return widen_fp8(numbers, FP8)
+    else:
+        return numbers
+
+
+@triton.jit
 def power_of_two_scale(largest, least: tl.constexpr):
     """The least power of two by which fp32 values up to `largest` are divided to fit into FP8."""
     wanted = tl.div_rn(tl.maximum(largest, least), FP8_LARGEST)

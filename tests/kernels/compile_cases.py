@@ -114,9 +114,9 @@ def topk_case(rows: int) -> None:
     topk_select.topk_positions(torch.zeros(rows, 4096), 2048, torch.zeros(rows, dtype=torch.int64))
 
 
-def route_case() -> None:
+def route_case(tokens: int) -> None:
     routing = Routing(8, 1, 1, True, 1.0)
-    moe_route.moe_route(bf16(32, 5120), torch.zeros(256, 5120), torch.zeros(256), routing)
+    moe_route.moe_route(bf16(tokens, 5120), torch.zeros(256, 5120), torch.zeros(256), routing)
 
 
 def moe_case(tokens: int, coded: bool) -> None:
@@ -202,8 +202,11 @@ CASES: dict[str, Callable[[], None]] = {
     "indexer_logits of a prompt": lambda: indexer_case(100, shuffled=False),
     "topk_select": lambda: topk_case(2),
     "topk_select of many rows": lambda: topk_case(2000),
-    "moe_route": route_case,
-    "moe_gemm": lambda: moe_case(100, coded=True),
+    "moe_route": lambda: route_case(32),
+    "moe_route of a prompt": lambda: route_case(2000),
+    "moe_gemm": lambda: moe_case(2, coded=True),
+    "moe_gemm of a batch": lambda: moe_case(4, coded=True),
+    "moe_gemm of more": lambda: moe_case(10, coded=True),
     "moe_gemm of one token": lambda: moe_case(1, coded=True),
     "moe_gemm of a prompt": lambda: moe_case(1000, coded=True),
     "moe_gemm in bfloat16": lambda: moe_case(1, coded=False),

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from engine.kernels.fp8_gemm import fp8_gemm
 from engine.kernels.rms_norm import quantised_rms_norm, rms_norm
+from engine.kernels.target import target
+from engine.kernels.tiles import Tile, measured
 from engine.reference.fp8_gemm import Fp8Weight, weight_values
 from engine.reference.fp8_gemm import fp8_gemm as reference
 from engine.reference.fp8_quant import dequantised, fp8_quant
@@ -26,6 +28,50 @@ def test_products(device: str, rows: int, width: int, columns: int, added: bool)
     residual = torch.randn(rows, columns, device=device).bfloat16() if added else None
     exact = dequantised(x).double() @ weight_values(weight).double().T + (0 if residual is None else residual)
     assert_as_good(fp8_gemm(x, weight, torch.bfloat16, residual), reference(x, weight, torch.bfloat16, residual), exact)
+
+
+TILES = {
+    "plain": Tile(16, 64, 4, 2),
+    "swapped": Tile(16, 64, 4, 2, swapped=True),
+    "split": Tile(16, 64, 4, 2, programs=9),
+    "swapped and split": Tile(16, 64, 4, 2, swapped=True, programs=9),
+}
+
+
+@pytest.mark.parametrize("name", sorted(TILES))
+def test_every_kind_of_tile(device: str, name: str) -> None:
+    """Twice: splits leave their counters as they found them."""
+    rows, width, columns = 19, 384, 140
+    x = fp8_quant(torch.randn(rows, width, device=device))
+    weight = fp8_weight(device, columns, width)
+    residual = torch.randn(rows, columns, device=device).bfloat16()
+    exact = dequantised(x).double() @ weight_values(weight).double().T + residual
+    expected = reference(x, weight, torch.bfloat16, residual)
+    first, second = (fp8_gemm(x, weight, torch.bfloat16, residual, TILES[name]) for _ in range(2))
+    assert_as_good(first, expected, exact)
+    assert torch.equal(first, second)
+
+
+@pytest.mark.usefixtures("device")
+def test_how_often_a_product_is_split() -> None:
+    tile = Tile(16, 128, 4, 4, programs=2, least_groups=5)
+    every = 2 * target().multiprocessors
+    assert [tile.splits(every, 128), tile.splits(every // 2, 128), tile.splits(every // 2 + 1, 128)] == [1, 2, 1]
+    assert tile.splits(tiles=1, groups=11) == 2
+    assert tile._replace(programs=0).splits(tiles=1, groups=128) == 1
+
+
+def test_tiles_as_measured() -> None:
+    last_up_to = 0.0
+    for up_to, _ in measured("sm_90", "fp8_gemm"):
+        assert up_to > last_up_to
+        last_up_to = up_to
+    assert last_up_to == float("inf")
+    assert measured("unknown", "fp8_gemm") == []
+    for gate_up, down in zip(measured("sm_90", "moe_gemm, gate_up"), measured("sm_90", "moe_gemm, down"), strict=True):
+        assert gate_up[0] == down[0]
+        assert gate_up[1].rows == down[1].rows
+        assert gate_up[1].columns == 128
 
 
 @pytest.mark.gpu

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from engine.kernels.moe_gemm import Fp8Experts, check_expert_widths, moe_gemm
 from engine.kernels.moe_route import moe_route
+from engine.kernels.tiles import Tile
 from engine.reference.fp8_gemm import Fp8Weight, weight_values
 from engine.reference.fp8_quant import dequantised, fp8_quant
 from engine.reference.moe_gemm import Experts
@@ -113,8 +114,17 @@ def fp8_weight(device: str, *shape: int) -> Fp8Weight:
     return Fp8Weight.of(codes, scales)
 
 
-@pytest.mark.parametrize(("kind", "tokens", "experts", "chosen"), SIZES)
-def test_fp8_experts(device: str, kind: str, tokens: int, experts: int, chosen: int) -> None:
+TILES = {
+    "plain": (Tile(16, 128, 4, 2), Tile(16, 64, 4, 2)),
+    "of two": (Tile(16, 128, 4, 2), Tile(16, 128, 4, 2, two=True)),
+    "swapped": (Tile(16, 128, 4, 2, swapped=True), Tile(16, 64, 4, 2, swapped=True)),
+    "swapped, of two": (Tile(16, 128, 4, 2, swapped=True), Tile(16, 128, 4, 2, swapped=True, two=True)),
+}
+
+
+@pytest.mark.parametrize("name", sorted(TILES))
+@pytest.mark.parametrize(("kind", "tokens", "experts", "chosen"), [("spread", 1, 8, 2), ("all the same", 17, 3, 2)])
+def test_fp8_experts(device: str, kind: str, tokens: int, experts: int, chosen: int, name: str) -> None:
     hidden, inter = 256, 128
     experts_weight = Fp8Experts(
         fp8_weight(device, experts, 2 * inter, hidden), fp8_weight(device, experts, hidden, inter)
@@ -123,11 +133,30 @@ def test_fp8_experts(device: str, kind: str, tokens: int, experts: int, chosen: 
     ids = chosen_ids(kind, tokens, experts, chosen).to(device)
     weights = torch.rand(tokens, chosen, device=device)
     coded = fp8_quant(x)
-    ours = moe_gemm(residual, coded, ids, weights, experts_weight)
+    ours = moe_gemm(residual, coded, ids, weights, experts_weight, TILES[name])
     gate_up, down = weight_values(experts_weight.gate_up), weight_values(experts_weight.down)
     exact = swiglu_sum(residual, dequantised(coded), ids, weights, gate_up, down, torch.float64)
     plain = swiglu_sum(residual, dequantised(coded), ids, weights, gate_up, down, torch.float8_e4m3fn)
     assert_as_good(ours, plain.to(ours.dtype), exact, 1e-3)
+
+
+@pytest.mark.parametrize("tokens", [64, 65, 70])
+def test_items_of_many_tokens(device: str, tokens: int) -> None:
+    """From some number of pairs on there are items without rows."""
+    experts, chosen, hidden, inter = 7, 2, 16, 16
+    gate_up, down = (
+        torch.randn(experts, hidden, 2 * inter, device=device),
+        torch.randn(experts, inter, hidden, device=device),
+    )
+    x, residual = torch.randn(2, tokens, hidden, device=device)
+    ids = (
+        torch.randint(0, 3, (tokens, chosen), device=device) * 2 + 1
+    )  # 7 is of an expert elsewhere, even ones have none
+    ids[5:, 0] = 3
+    weights = torch.rand(tokens, chosen, device=device).masked_fill_(ids == experts, 0.0)
+    weight = Experts.of(gate_up, down)
+    ours = moe_gemm(residual, x, ids, weights, weight)
+    torch.testing.assert_close(ours, reference_gemm(residual, x, ids, weights, weight), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.gpu
