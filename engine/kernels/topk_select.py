@@ -18,8 +18,10 @@ from engine.kernels.target import target
 
 _BLOCK = 2048  # scores at a time
 _MOST_CHUNKS = 64  # of a row: each program reads the counts of all
+_PROGRAMS = 4  # for each multiprocessor
 _TILE = 16  # of their counts at a time
-_WARPS = 8
+_WARPS = 4
+_SCATTERED = tl.constexpr(8)  # are those that are less than this part of all
 
 
 @triton.jit
@@ -31,40 +33,56 @@ def _rank(scores, position, count):
 
 
 @triton.jit
-def _count_digits(scores, begin, end, least, shift, BLOCK: tl.constexpr):
-    """How often [256] each digit comes at `shift` among ranks whose digits before it are those of `least`."""
+def _count_digits(scores, counts, begin, end, least, shift, scattered, BLOCK: tl.constexpr):
+    """Writes to `counts` [256] how often each digit comes at `shift` among ranks whose digits before it are those of
+    `least`. Where few ranks have them, `scattered`, each is counted by itself: a histogram takes the time of all.
+    """
+    digits = counts + tl.arange(0, 256)
     found = tl.zeros((256,), tl.int32)
-    for start in range(begin, end, BLOCK):
-        position = start + tl.arange(0, BLOCK)
-        rank = _rank(scores, position, end)
-        same = (position < end) & ((rank >> shift >> 8) == least)
-        found += tl.histogram(((rank >> shift) & 255).to(tl.int32), 256, mask=same)
-    return found
+    if scattered:
+        tl.store(digits, found)
+        tl.debug_barrier()
+        for start in range(begin, end, BLOCK):
+            position = start + tl.arange(0, BLOCK)
+            rank = _rank(scores, position, end)
+            same = (position < end) & ((rank >> shift >> 8) == least)
+            tl.atomic_add(counts + ((rank >> shift) & 255).to(tl.int32), 1, mask=same, sem="relaxed")
+    else:
+        for start in range(begin, end, BLOCK):
+            position = start + tl.arange(0, BLOCK)
+            rank = _rank(scores, position, end)
+            same = (position < end) & ((rank >> shift >> 8) == least)
+            found += tl.histogram(((rank >> shift) & 255).to(tl.int32), 256, mask=same)
+        tl.store(digits, found)
 
 
 @triton.jit
 def _last_digit(found, wanted):
-    """The digit in which the last of so many best lies, and how many are wanted of those that have it."""
+    """The digit in which the last of so many best lies, how many are wanted of those with it, and how many are."""
     digit = tl.arange(0, 256)
     upward = tl.cumsum(found, 0, reverse=True)  # how many have this digit or a greater one
     last = tl.max(tl.where(upward >= wanted, digit, 0), 0)
-    return last, wanted - tl.sum(tl.where(digit > last, found, 0), 0)
+    here = tl.sum(tl.where(digit == last, found, 0), 0)
+    return last, wanted - tl.sum(tl.where(digit > last, found, 0), 0), here
 
 
 @triton.jit
-def _write(scores, out, begin, end, least, wanted, written, ties, BLOCK: tl.constexpr):
-    """Positions above `least`, and tied ones until `wanted`; `written` and `ties` were before `begin`."""
+def _write(scores, out, begin, end, least, wanted, above, ties, BLOCK: tl.constexpr):
+    """Positions above `least`, and tied ones until `wanted`; so many of either lie before `begin`."""
     for start in range(begin, end, BLOCK):
         position = start + tl.arange(0, BLOCK)
         rank = _rank(scores, position, end)
         real = position < end
+        better = real & (rank > least)
         tied = real & (rank == least)
-        tie = ties + tl.cumsum(tied.to(tl.int32), 0)
-        chosen = (real & (rank > least)) | (tied & (tie <= wanted))
-        place = written + tl.cumsum(chosen.to(tl.int32), 0) - 1
-        tl.store(out + place, position, mask=chosen)
-        written += tl.sum(chosen.to(tl.int32), 0)
-        ties += tl.sum(tied.to(tl.int32), 0)
+        both = better.to(tl.int32) + (tied.to(tl.int32) << 16)  # summed in one go: a block has less than 2^15
+        upto = tl.cumsum(both, 0)
+        tie = ties + (upto >> 16)
+        place = above + (upto & 0xFFFF) + tl.minimum(tie, wanted) - 1
+        tl.store(out + place, position, mask=better | (tied & (tie <= wanted)))
+        total = tl.sum(both, 0)
+        above += total & 0xFFFF
+        ties += total >> 16
 
 
 @triton.jit
@@ -84,21 +102,29 @@ def _count_of(limits, row, num_scores, LIMITED: tl.constexpr):
 
 @triton.jit
 def _topk_of_row(
-    scores, limits, out, num_scores, k,
+    scores, limits, counts, out, num_scores, k,
     BLOCK: tl.constexpr, LIMITED: tl.constexpr,
 ):  # fmt: skip
+    """counts: [rows, 4, 256]."""
     row = tl.program_id(0).to(tl.int64)
     scores += row * num_scores
+    counts += row * 1024
     out += row * k
     count = _count_of(limits, row, num_scores, LIMITED)
     if count <= k:
         _write_all(out, count, k, BLOCK)
     else:
         least = tl.zeros((), tl.uint32)
-        wanted = k
-        for shift in tl.static_range(24, -1, -8):
-            last, wanted = _last_digit(_count_digits(scores, 0, count, least, shift, BLOCK), wanted)
+        wanted = k + tl.zeros((), tl.int32)
+        here = count
+        for shift in range(24, -1, -8):
+            scattered = _SCATTERED * here < count
+            _count_digits(scores, counts, 0, count, least, shift, scattered, BLOCK)
+            tl.debug_barrier()
+            found = tl.load(counts + tl.arange(0, 256), volatile=True)  # not from a cache that atomics pass by
+            last, wanted, here = _last_digit(found, wanted)
             least = (least << 8) | last.to(tl.uint32)
+            counts += 256
         none = tl.zeros((), tl.int32)
         _write(scores, out, 0, count, least, wanted, none, none, BLOCK)
 
@@ -106,9 +132,12 @@ def _topk_of_row(
 @triton.jit
 def _counted_so_far(carry, counts, chunks, TILE: tl.constexpr):
     """Takes one digit further what this chunk knows, from the counts [chunks, 256] of that digit in every chunk: the
-    first digits of the k-th best rank, how many are wanted that have them, and how many above it, and how many that
-    have its digits, lie before this chunk.
+    first digits of the k-th best rank, how many are wanted of those that have them, and how many have; and how many
+    above it, and how many that have them, lie before this chunk.
     """
+    least = tl.load(carry).to(tl.uint32, bitcast=True)
+    wanted = tl.load(carry + 1)
+    above = tl.load(carry + 2)
     digit = tl.arange(0, 256)
     found = tl.zeros((256,), tl.int32)
     before = tl.zeros((256,), tl.int32)
@@ -118,10 +147,10 @@ def _counted_so_far(carry, counts, chunks, TILE: tl.constexpr):
         tile = tl.load(at, mask=(chunk < chunks)[:, None], other=0)
         found += tl.sum(tile, 0)
         before += tl.sum(tl.where((chunk < tl.program_id(1))[:, None], tile, 0), 0)
-    last, wanted = _last_digit(found, tl.load(carry + 1))
-    least = (tl.load(carry).to(tl.uint32, bitcast=True) << 8) | last.to(tl.uint32)
-    above = tl.load(carry + 2) + tl.sum(tl.where(digit > last, before, 0), 0)
-    return least, wanted, above, tl.sum(tl.where(digit == last, before, 0), 0)
+    last, wanted, here = _last_digit(found, wanted)
+    least = (least << 8) | last.to(tl.uint32)
+    above += tl.sum(tl.where(digit > last, before, 0), 0)
+    return least, wanted, here, above, tl.sum(tl.where(digit == last, before, 0), 0)
 
 
 @triton.jit(do_not_specialize=["shift"])
@@ -154,18 +183,18 @@ def _topk_of_chunk(
     least = tl.zeros((), tl.uint32)
     wanted = k
     above = tl.zeros((), tl.int32)
+    scattered = False
     if not FIRST:
         counted += row * most_chunks * 256
-        least, wanted, above, tied = _counted_so_far(carry, counted, tl.cdiv(count, size), TILE)
+        least, wanted, here, above, ties = _counted_so_far(carry, counted, tl.cdiv(count, size), TILE)
         if LAST:
-            written = above + tl.minimum(tied, wanted)
-            _write(scores, out + row * k, begin, end, least, wanted, written, tied, BLOCK)
+            _write(scores, out + row * k, begin, end, least, wanted, above, ties, BLOCK)
             return
+        scattered = _SCATTERED * here < count
     tl.store(carry, least.to(tl.int32, bitcast=True))
     tl.store(carry + 1, wanted)
     tl.store(carry + 2, above)
-    found = _count_digits(scores, begin, end, least, shift, BLOCK)
-    tl.store(counts + tl.arange(0, 256), found)
+    _count_digits(scores, counts, begin, end, least, shift, scattered, BLOCK)
 
 
 def topk_select(scores: Tensor, k: int) -> Tensor:
@@ -188,11 +217,12 @@ def _launch(scores: Tensor, k: int, limits: Tensor | None) -> Tensor:
     if rows == 0:
         return out
     block = 64 if target().name == "interpreter" else _BLOCK
-    chunks = max(1, min(_MOST_CHUNKS, num_scores // block, 4 * target().multiprocessors // rows))
+    chunks = max(1, min(_MOST_CHUNKS, num_scores // block, _PROGRAMS * target().multiprocessors // rows))
     seen = scores if limits is None else limits
     if chunks == 1:
+        counts = out.new_empty(rows, 4, 256)
         _topk_of_row[(rows,)](
-            scores, seen, out, num_scores, k,
+            scores, seen, counts, out, num_scores, k,
             BLOCK=block, LIMITED=limits is not None, num_warps=_WARPS,
         )  # fmt: skip
         return out
