@@ -1,8 +1,10 @@
 """Index scores of cached keys, score[q, k] = Σ_heads weight · relu(query_head · key), from paged keys.
 
-A program holds a block of keys and goes through the queries of its sequence that see any of them. Products are bfloat16
-where keys are FP8, which loses nothing of the keys, and sums are fp32. Keys come as addresses, or through the block
-table with pages row by row or preshuffled.
+Of a sequence with one query, a program scores a stretch of the keys, block by block; of one with more, it holds a block
+of keys and goes through the queries that see any of them. Sums are fp32. FP8 keys are multiplied as bfloat16 with more
+queries, with one as float16, to which they are widened in a single instruction: the query's heads are brought into its
+range by powers of two, which their weights take back. Either loses nothing of the keys. Keys come as addresses, or
+through the block table with pages row by row or preshuffled.
 """
 
 from __future__ import annotations
@@ -16,37 +18,23 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.latent_write import TILE, check_shuffled, shuffled_place
-from engine.kernels.numeric import NEVER, dot, rounded, widen_fp8
+from engine.kernels.numeric import FP8_OCP, NEVER, dot, rounded, widen_fp8
 from engine.kernels.target import target
 from engine.reference.index_write import IndexAddresses, IndexCache
 from engine.reference.pages import PagedRows
 
+_PROGRAMS = 4  # for each multiprocessor
+
 
 @triton.jit
-def _indexer_logits(
-    q, weights, keys, key_scales, key_addresses, scale_addresses, table, starts, limits, scores,
-    num_queries, num_keys, q_stride, weight_stride, weight_factor, table_stride, queries_each,
-    HEADS: tl.constexpr, HEAD_BLOCK: tl.constexpr, WIDTH: tl.constexpr, WIDTH_BLOCK: tl.constexpr,
-    BLOCK: tl.constexpr, PAGED: tl.constexpr, PAGE_SIZE: tl.constexpr, LIMITED: tl.constexpr,
-    CODED: tl.constexpr, SHUFFLED: tl.constexpr, ALIGNED: tl.constexpr, TILE: tl.constexpr, FP8: tl.constexpr,
+def _read(
+    keys, key_scales, key_addresses, scale_addresses, table, starts, key, wanted, column,
+    WIDTH: tl.constexpr, PAGED: tl.constexpr, PAGE_SIZE: tl.constexpr, CODED: tl.constexpr, SHUFFLED: tl.constexpr,
+    ALIGNED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    sequence = tl.program_id(0).to(tl.int64)
-    key = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    begin = tl.program_id(2) * queries_each
-    end = tl.minimum(begin + queries_each, num_queries)
-    column = tl.arange(0, WIDTH_BLOCK)
-    inside = column < WIDTH
-    seen = key < num_keys
-    if LIMITED:  # the last query of a sequence sees the most
-        most = tl.load(limits + sequence * num_queries + end - 1)
-        if PAGED:
-            if tl.program_id(1) * BLOCK >= most:  # there may be room for far more keys than a sequence has
-                return
-        wanted = seen & (key < most)
-    else:
-        wanted = seen
+    """Keys [keys, columns] and their scales [keys]; zeros for those that are not wanted or lie nowhere."""
     if PAGED:
-        page = tl.load(table + sequence * table_stride + key // PAGE_SIZE, mask=wanted, other=-1)
+        page = tl.load(table + key // PAGE_SIZE, mask=wanted, other=-1)
         wanted = page >= 0
         start = tl.load(starts + page, mask=wanted, other=0)
         place = (key % PAGE_SIZE).to(tl.int64)
@@ -57,30 +45,127 @@ def _indexer_logits(
             at = tl.multiple_of(start // bytes_each + place * WIDTH, ALIGNED)[:, None] + column[None, :]
         scale_at = start // 4 + place
     else:
-        address = tl.load(key_addresses + sequence * num_keys + key, mask=wanted, other=0)
+        address = tl.load(key_addresses + key, mask=wanted, other=0)
         at = tl.multiple_of(address, ALIGNED)[:, None] + column[None, :]
+        scale_at = address
         if CODED:
-            scale_at = tl.load(scale_addresses + sequence * num_keys + key, mask=wanted, other=0)
-    block = tl.load(keys + at, mask=wanted[:, None] & inside[None, :], other=0)
+            scale_at = tl.load(scale_addresses + key, mask=wanted, other=0)
+    block = tl.load(keys + at, mask=wanted[:, None] & (column < WIDTH)[None, :], other=0)
+    scale = tl.full((key.shape[0],), 1.0, tl.float32)
     if CODED:
-        block = widen_fp8(block, FP8)
-        key_scale = tl.load(key_scales + scale_at, mask=wanted, other=0.0)
+        scale = tl.load(key_scales + scale_at, mask=wanted, other=0.0)
+    return block, scale
+
+
+@triton.jit
+def _half_of_fp8(codes, FP8: tl.constexpr):
+    """Bytes → float16, which holds every E4M3 number."""
+    if FP8 == FP8_OCP:
+        return codes.to(tl.float8e4nv, bitcast=True).to(tl.float16)
+    return widen_fp8(codes, FP8).to(tl.float16)
+
+
+@triton.jit
+def _as_halves(heads, weight):
+    """Heads as float16, each times a power of two, and weights for them. Of a head, what may be lost is less than a
+    2^-38th of its largest value.
+    """
+    wide = heads.to(tl.float32)
+    exponent = (tl.max(tl.abs(wide), 1).to(tl.int32, bitcast=True) >> 23) & 255
+    exponent = tl.minimum(tl.maximum(exponent, 15), 253)  # so that both powers are normal numbers
+    factor = ((268 - exponent) << 23).to(tl.float32, bitcast=True)  # the largest is from 2^14 to 2^15 then
+    return (wide * factor[:, None]).to(tl.float16), weight * ((exponent - 14) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _scores(block, scale, heads, weight, BLOCK: tl.constexpr, HEAD_BLOCK: tl.constexpr):
+    products = dot(block, tl.trans(heads), tl.zeros((BLOCK, HEAD_BLOCK), tl.float32))
+    return tl.sum(tl.maximum(products, 0.0) * weight[None, :], 1) * scale
+
+
+@triton.jit
+def _unseeing(limits, first_row, last_row, start):
+    """How many of the rows, of which each sees no less than the one before, do not see key `start`."""
+    number = tl.zeros((), tl.int32)
+    for first in range(first_row, last_row + 1, 128):
+        row = first + tl.arange(0, 128)
+        limit = tl.load(limits + row, mask=row <= last_row, other=start + 1)
+        number += tl.sum((limit <= start).to(tl.int32), 0)
+    return number
+
+
+@triton.jit
+def _indexer_logits(
+    q, weights, keys, key_scales, key_addresses, scale_addresses, table, starts, limits, scores,
+    num_queries, num_keys, q_stride, weight_stride, weight_factor, table_stride, queries_each,
+    HEADS: tl.constexpr, HEAD_BLOCK: tl.constexpr, WIDTH: tl.constexpr, WIDTH_BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, PAGED: tl.constexpr, PAGE_SIZE: tl.constexpr, LIMITED: tl.constexpr, CODED: tl.constexpr,
+    SHUFFLED: tl.constexpr, ALIGNED: tl.constexpr, TILE: tl.constexpr, FP8: tl.constexpr, ONE: tl.constexpr,
+):  # fmt: skip
+    sequence = tl.program_id(0).to(tl.int64)
+    first_row = sequence * num_queries + tl.program_id(2) * queries_each
+    last_row = sequence * num_queries + tl.minimum((tl.program_id(2) + 1) * queries_each, num_queries) - 1
+    most = num_keys
+    if LIMITED:  # the last query of a sequence sees the most
+        most = tl.minimum(tl.load(limits + last_row).to(tl.int32), num_keys)
+    total = most if PAGED else num_keys  # in pages there may be room for far more keys than a sequence has
+    key_addresses += sequence * num_keys
+    scale_addresses += sequence * num_keys
+    table += sequence * table_stride
+    column = tl.arange(0, WIDTH_BLOCK)
     head = tl.arange(0, HEAD_BLOCK)
-    real = (head < HEADS)[:, None] & inside[None, :]
-    for query in range(begin, end):
-        row = sequence * num_queries + query
-        limit = num_keys
-        if LIMITED:
-            limit = tl.load(limits + row).to(tl.int32)
-        values = q + row * q_stride + head[:, None] * WIDTH
-        heads = tl.load(values + column[None, :], mask=real, other=0.0)
-        heads = rounded(heads, block.dtype)
-        weight = tl.load(weights + row * weight_stride + head, mask=head < HEADS, other=0.0).to(tl.float32)
-        products = dot(block, tl.trans(heads), tl.zeros((BLOCK, HEAD_BLOCK), tl.float32))
-        score = tl.sum(tl.maximum(products, 0.0) * (weight * weight_factor)[None, :], 1)
+    at_head = head[:, None] * WIDTH + column[None, :]
+    real = (head < HEADS)[:, None] & (column < WIDTH)[None, :]
+    if ONE:
+        each = tl.cdiv(tl.cdiv(total, BLOCK), tl.num_programs(1)) * BLOCK
+        begin = tl.program_id(1) * each
+        end = tl.minimum(begin + each, total)
+        if begin >= end:
+            return
+        heads = tl.load(q + first_row * q_stride + at_head, mask=real, other=0.0)
+        weight = tl.load(weights + first_row * weight_stride + head, mask=head < HEADS, other=0.0)
+        weight = weight.to(tl.float32) * weight_factor
         if CODED:
-            score *= key_scale
-        tl.store(scores + row * num_keys + key, tl.where(key < limit, score, NEVER), mask=seen)
+            heads, weight = _as_halves(heads, weight)
+        else:
+            heads = rounded(heads, keys.dtype.element_ty)
+        for start in tl.range(begin, end, BLOCK, num_stages=1):
+            key = start + tl.arange(0, BLOCK)
+            block, scale = _read(
+                keys, key_scales, key_addresses, scale_addresses, table, starts,
+                key, key < tl.minimum(end, most), column,
+                WIDTH, PAGED, PAGE_SIZE, CODED, SHUFFLED, ALIGNED, TILE,
+            )  # fmt: skip
+            if CODED:
+                block = _half_of_fp8(block, FP8)
+            score = _scores(block, scale, heads, weight, BLOCK, HEAD_BLOCK)
+            tl.store(scores + first_row * num_keys + key, tl.where(key < most, score, NEVER), mask=key < end)
+    else:
+        start = tl.program_id(1) * BLOCK
+        if start >= total:
+            return
+        key = start + tl.arange(0, BLOCK)
+        block, scale = _read(
+            keys, key_scales, key_addresses, scale_addresses, table, starts, key, key < most, column,
+            WIDTH, PAGED, PAGE_SIZE, CODED, SHUFFLED, ALIGNED, TILE,
+        )  # fmt: skip
+        if CODED:
+            block = widen_fp8(block, FP8)
+        unseeing = tl.zeros((), tl.int32)
+        if LIMITED:
+            unseeing = _unseeing(limits, first_row, last_row, start)
+        if not PAGED:
+            for row in range(first_row, first_row + unseeing):
+                tl.store(scores + row * num_keys + key, tl.full((BLOCK,), NEVER, tl.float32), mask=key < total)
+        for row in range(first_row + unseeing, last_row + 1):
+            limit = num_keys
+            if LIMITED:
+                limit = tl.load(limits + row).to(tl.int32)
+            heads = tl.load(q + row * q_stride + at_head, mask=real, other=0.0)
+            weight = tl.load(weights + row * weight_stride + head, mask=head < HEADS, other=0.0)
+            weight = weight.to(tl.float32) * weight_factor
+            score = _scores(block, scale, rounded(heads, block.dtype), weight, BLOCK, HEAD_BLOCK)
+            tl.store(scores + row * num_keys + key, tl.where(key < limit, score, NEVER), mask=key < total)
 
 
 class _Keys(NamedTuple):
@@ -148,14 +233,18 @@ def _launch(
     scores = q.new_empty(len(q), keys.num_keys, dtype=torch.float32)
     if scores.numel() == 0:
         return scores
-    block = 128 if target().name != "interpreter" else 32
     queries = len(q) // keys.sequences
-    blocks = -(-keys.num_keys // block)
-    groups = min(queries, max(1, 4 * target().multiprocessors // (keys.sequences * blocks)))
+    one = queries == 1
+    block = 32 if target().name == "interpreter" else 64 if one else 128
+    programs = _PROGRAMS * target().multiprocessors // keys.sequences  # of a sequence
+    parts = -(-keys.num_keys // block)
+    if one:
+        parts = max(1, min(parts, programs))
+    groups = max(1, min(queries, programs // parts))
     queries_each = -(-queries // groups)
     paged, addresses = keys.paged, keys.addresses
     absent = scores  # an argument that is not looked at
-    _indexer_logits[(keys.sequences, blocks, -(-queries // queries_each))](
+    _indexer_logits[(keys.sequences, parts, -(-queries // queries_each))](
         q, weights, cache.keys,
         absent if cache.scales is None else cache.scales,
         absent if addresses is None else addresses.keys,
@@ -169,6 +258,6 @@ def _launch(
         BLOCK=block, PAGED=paged is not None, PAGE_SIZE=page_size, LIMITED=limits is not None,
         CODED=cache.scales is not None, SHUFFLED=keys.shuffled,
         ALIGNED=math.gcd(width * cache.keys.element_size(), 16) // cache.keys.element_size(), TILE=TILE,
-        FP8=target().fp8, num_warps=4, num_stages=2,
+        FP8=target().fp8, ONE=one, num_warps=4, num_stages=2,
     )  # fmt: skip
     return scores

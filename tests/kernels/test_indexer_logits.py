@@ -88,6 +88,22 @@ def test_scores_of_paged_keys(device: str, lens: tuple[int, ...], page_size: int
     assert_as_good(ours, case.scores(num_keys, torch.float32), case.scores(num_keys, torch.float64), 1e-9)
 
 
+@pytest.mark.parametrize("power", [-80, -20, 20, 100])
+def test_heads_of_one_query_are_of_any_size(device: str, power: int) -> None:
+    """Most of them beyond what float16 holds; one is nothing but zeros."""
+    case = Case(device, (50, 7), 16, 1)
+    heads = case.q.unflatten(1, (case.heads, case.width))
+    heads *= 2.0**power
+    heads[:, 1:3] *= 2.0**-15
+    heads[:, 2] = 0.0
+    ours = paged_indexer_logits(
+        case.q, case.weights, FACTOR, case.cache.index, case.cache.rows, case.limits, max(case.lens)
+    )
+    ours.masked_fill_(torch.arange(max(case.lens), device=device) >= case.limits[:, None], float("-inf"))
+    exact, plain = (case.scores(max(case.lens), sums) * 2.0**-power for sums in (torch.float64, torch.float32))
+    assert_as_good(ours.double() * 2.0**-power, plain, exact, 1e-9)
+
+
 @pytest.mark.parametrize("limited", [True, False])
 def test_scores_of_listed_keys(device: str, limited: bool) -> None:
     case = Case(device, (40, 40), 16, 2)
