@@ -1,7 +1,7 @@
 """Absorbed queries in one launch, rotation included; formulas in `engine.reference.absorb_queries`.
 
-A program makes a block of one head's latent channels for some tokens; the first of a head also turns its rotary part.
-Programs past the last head turn the index queries of one index head.
+A program makes a block of one head's latent channels for some tokens, or turns its rotary part, or the index queries of
+one index head.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ def _absorb_queries(
     token = tl.program_id(1).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     real = token < tokens
     BLOCKS: tl.constexpr = (RANK + BLOCK_N - 1) // BLOCK_N
-    head = tl.program_id(0) // BLOCKS
-    block = tl.program_id(0) % BLOCKS
     OUT: tl.constexpr = HEADS * (RANK + ROPE)
-    if head < HEADS:
+    program = tl.program_id(0)
+    turning = program - HEADS * BLOCKS  # of all heads, then of the index heads
+    if turning < 0:
+        head = program // BLOCKS
+        channel = program % BLOCKS * BLOCK_N + tl.arange(0, BLOCK_N)
         source = q + head * (NOPE + ROPE)
-        to = out + head * (RANK + ROPE)
-        channel = block * BLOCK_N + tl.arange(0, BLOCK_N)
         sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         for start in range(0, NOPE, BLOCK_K):
             depth = start + tl.arange(0, BLOCK_K)
@@ -43,12 +43,14 @@ def _absorb_queries(
             up = key_up + (head * NOPE + depth)[:, None] * RANK + channel[None, :]
             b = tl.load(up, mask=inside[:, None] & (channel < RANK)[None, :], other=0.0)
             sums = dot(a, b, sums)
-        at = to + token[:, None] * OUT + channel[None, :]
+        at = out + head * (RANK + ROPE) + token[:, None] * OUT + channel[None, :]
         tl.store(at, narrow(sums, out), mask=real[:, None] & (channel < RANK)[None, :])
-        if block == 0:
-            turn_pairs(source + NOPE, to + RANK, turns, token, real, q_stride, OUT, ROPE, PAIRS, True)
+    elif turning < HEADS:
+        part = q + turning * (NOPE + ROPE) + NOPE
+        to = out + turning * (RANK + ROPE) + RANK
+        turn_pairs(part, to, turns, token, real, q_stride, OUT, ROPE, PAIRS, True)
     else:
-        part = index_q + (tl.program_id(0) - HEADS * BLOCKS) * INDEX
+        part = index_q + (turning - HEADS) * INDEX
         turn_pairs(part, part, turns, token, real, index_stride, index_stride, ROPE, PAIRS, INTERLEAVED)
 
 
@@ -73,7 +75,7 @@ def absorb_queries(
     block_m = 16 if tokens <= 32 or here else 64
     block_n, block_k = (min(rank, 128), 64) if not here else (triton.next_power_of_2(rank), 32)
     index_heads = 0 if index_q is None else index_q.shape[1]
-    _absorb_queries[(heads * -(-rank // block_n) + index_heads, -(-tokens // block_m))](
+    _absorb_queries[(heads * (-(-rank // block_n) + 1) + index_heads, -(-tokens // block_m))](
         q, key_up, torch.view_as_real(turns), q if index_q is None else index_q, out,
         tokens, q.stride(0), 0 if index_q is None else index_q.stride(0),
         HEADS=heads, NOPE=nope, ROPE=rope, RANK=rank, INDEX=0 if index_q is None else index_q.shape[2],

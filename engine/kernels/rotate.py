@@ -15,20 +15,29 @@ def turn_pairs(
     x, to, turns, token, real, token_stride, to_stride,
     ROPE: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
-    """Rows `token` of x, from its first channel on, turned and written to rows of `to`; PAIRS ≥ ROPE / 2."""
+    """Rows `token` of x, from its first channel on, turned and written to rows of `to`; PAIRS ≥ ROPE / 2.
+
+    What lies side by side in pairs is read and written side by side, and taken apart in between.
+    """
     pair = tl.arange(0, PAIRS)[None, :]
-    first = 2 * pair if INTERLEAVED else pair
-    second = first + (1 if INTERLEAVED else ROPE // 2)
+    channel = tl.arange(0, 2 * PAIRS)[None, :]
     inside = real[:, None] & (pair < ROPE // 2)
+    every = real[:, None] & (channel < ROPE)
+    BLOCK: tl.constexpr = token.shape[0]
+    angle = tl.load(turns + token[:, None] * ROPE + channel, mask=every, other=0.0)
+    cos, sin = tl.split(tl.reshape(angle, (BLOCK, PAIRS, 2)))
     row = x + token[:, None] * token_stride
-    one = tl.load(row + first, mask=inside, other=0.0).to(tl.float32)
-    two = tl.load(row + second, mask=inside, other=0.0).to(tl.float32)
-    angle = turns + token[:, None] * ROPE + 2 * pair
-    cos = tl.load(angle, mask=inside, other=0.0)
-    sin = tl.load(angle + 1, mask=inside, other=0.0)
-    row = to + token[:, None] * to_stride
-    tl.store(row + first, narrow(one * cos - two * sin, to), mask=inside)
-    tl.store(row + second, narrow(two * cos + one * sin, to), mask=inside)
+    to_row = to + token[:, None] * to_stride
+    if INTERLEAVED:
+        both = tl.load(row + channel, mask=every, other=0.0).to(tl.float32)
+        one, two = tl.split(tl.reshape(both, (BLOCK, PAIRS, 2)))
+        turned = tl.reshape(tl.join(one * cos - two * sin, two * cos + one * sin), (BLOCK, 2 * PAIRS))
+        tl.store(to_row + channel, narrow(turned, to), mask=every)
+    else:
+        one = tl.load(row + pair, mask=inside, other=0.0).to(tl.float32)
+        two = tl.load(row + ROPE // 2 + pair, mask=inside, other=0.0).to(tl.float32)
+        tl.store(to_row + pair, narrow(one * cos - two * sin, to), mask=inside)
+        tl.store(to_row + ROPE // 2 + pair, narrow(two * cos + one * sin, to), mask=inside)
 
 
 @triton.jit
