@@ -204,7 +204,7 @@ def expert_cases(tokens: int) -> Iterator[Case]:
     flop = 6.0 * tokens * CHOSEN * HIDDEN * INTER
     moved = touched * 3 * HIDDEN * INTER + tokens * HIDDEN * (5.0 + 4 * CHOSEN)
     launches = [lambda i=i, w=w: moe_gemm(residual, x, i, w, experts) for i, w in chosen]
-    goal = 0.8 if tokens == 1 else 0.55 if tokens >= 4096 else 0.93
+    goal = 0.8 if tokens == 1 else 0.95 if tokens <= 64 else 0.93 if tokens < 4096 else 0.55
     yield Case(f"moe_gemm, {tokens} ({touched:.0f} experts)", launches, moved, flop, True, goal)
 
 

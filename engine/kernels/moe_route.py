@@ -66,13 +66,12 @@ def _choose(
     if GROUPS > 1:
         choice = _within_best_groups(choice, expert, BLOCK, EXPERTS, GROUPS, CHOSEN_GROUPS)
     place = tl.arange(0, CHOSEN_BLOCK)
-    chosen = tl.zeros((CHOSEN_BLOCK,), tl.int32)
-    chosen_weights = tl.zeros((CHOSEN_BLOCK,), tl.float32)
+    chosen = tl.full((CHOSEN_BLOCK,), -1, tl.int32)
     for step in tl.static_range(CHOSEN):
         best = tl.argmax(choice, 0, tie_break_left=True)
         chosen = tl.where(place == step, best, chosen)
-        chosen_weights = tl.where(place == step, tl.sum(tl.where(expert == best, scores, 0.0), 0), chosen_weights)
         choice = tl.where(expert == best, NEVER, choice)
+    chosen_weights = tl.sum(tl.where(chosen[:, None] == expert[None, :], scores[None, :], 0.0), 1)
     if NORMALISED:
         chosen_weights = tl.div_rn(chosen_weights, tl.broadcast_to(tl.sum(chosen_weights, 0) + 1e-20, (CHOSEN_BLOCK,)))
     tl.store(ids + token * CHOSEN + place, chosen, mask=place < CHOSEN)
