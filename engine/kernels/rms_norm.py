@@ -14,13 +14,13 @@ from engine.reference.fp8_quant import GROUP, Normed, Quantised
 from engine.reference.rms_norm import Norm
 
 _MOST_STRETCHES = 3
+_PART = 1024  # columns of a row
 
 
 @triton.jit
 def _rms_norm(
-    x, weights, eps, out, codes, scales, x_stride,
+    x, weights, eps, out, x_stride,
     FIRST: tl.constexpr, SECOND: tl.constexpr, THIRD: tl.constexpr, BLOCK: tl.constexpr,
-    CODED: tl.constexpr, GROUP: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     """A program does one stretch of one row; the norms' weights lie in a row for each stretch."""
     row = tl.program_id(0).to(tl.int64)
@@ -33,20 +33,49 @@ def _rms_norm(
     values = tl.load(x + row * x_stride + start + column, mask=inside, other=0.0).to(tl.float32)
     factor = tl.rsqrt(tl.sum(values * values, 0) / width + tl.load(eps + stretch))
     weight = tl.load(weights + stretch * WIDTH + start + column, mask=inside, other=0.0)
-    normed = narrow(values * factor * weight, out)
-    tl.store(out + row * WIDTH + start + column, normed, mask=inside)
-    if CODED:
-        group = tl.arange(0, BLOCK // GROUP)
-        code, scale = quantised(normed.to(tl.float32), BLOCK, GROUP, FP8)
-        at = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-        tl.store(codes + row * WIDTH + at, code, mask=at < WIDTH)
-        tl.store(scales + row * (WIDTH // GROUP) + group, scale, mask=group < WIDTH // GROUP)
+    tl.store(out + row * WIDTH + start + column, narrow(values * factor * weight, out), mask=inside)
+
+
+@triton.jit
+def _quantised_rms_norm(
+    x, weight, eps, out, codes, scales, x_stride,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, PART: tl.constexpr, GROUP: tl.constexpr, FP8: tl.constexpr,
+):  # fmt: skip
+    """A program does PART columns of one row, and the row's sum by itself."""
+    row = tl.program_id(0).to(tl.int64)
+    x += row * x_stride
+    group = tl.program_id(1) * (PART // GROUP) + tl.arange(0, PART // GROUP)
+    at = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    inside = at < WIDTH
+    values = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    weights = tl.load(weight + at, mask=inside, other=0.0)
+    if PART == BLOCK:
+        total = tl.sum(tl.sum(values * values, 1), 0)
+    else:
+        column = tl.arange(0, BLOCK)
+        every = tl.load(x + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+        total = tl.sum(every * every, 0)
+    normed = narrow(values * tl.rsqrt(total / WIDTH + tl.load(eps)) * weights, out)
+    tl.store(out + row * WIDTH + at, normed, mask=inside)
+    code, scale = quantised(normed.to(tl.float32), PART, GROUP, FP8)
+    tl.store(codes + row * WIDTH + at, code, mask=inside)
+    tl.store(scales + row * (WIDTH // GROUP) + group, scale, mask=group < WIDTH // GROUP)
 
 
 def rms_norm(x: Tensor, norm: Norm) -> Tensor:
     """x: [rows, width of all stretches], any row stride → the same shape and dtype, contiguous."""
+    widths = norm.widths
+    if len(widths) > _MOST_STRETCHES:
+        raise ValueError(f"norms of at most {_MOST_STRETCHES} stretches, got {len(widths)}")
+    _check_rows(x, norm)
     out = x.new_empty(x.shape)
-    _launch(x, norm, out, None)
+    if len(x):
+        first, second, third = (*widths, 0, 0)[:_MOST_STRETCHES]
+        block = triton.next_power_of_2(max(widths))
+        _rms_norm[(len(x), len(widths))](
+            x, norm.spread, norm.eps, out, x.stride(0),
+            FIRST=first, SECOND=second, THIRD=third, BLOCK=block, num_warps=8 if block >= 4096 else 4,
+        )  # fmt: skip
     return out
 
 
@@ -55,26 +84,21 @@ def quantised_rms_norm(x: Tensor, norm: Norm) -> Normed:
     width = x.shape[1]
     if len(norm.widths) != 1 or width % GROUP:
         raise ValueError(f"a quantised norm takes one stretch, a multiple of {GROUP} wide, got {norm.widths}")
+    _check_rows(x, norm)
     codes = x.new_empty(x.shape, dtype=torch.uint8)
     scales = norm.eps.new_empty(len(x), width // GROUP)
-    normed = Normed(x.new_empty(x.shape), Quantised(codes, scales))
-    _launch(x, norm, normed.rows, normed.quantised)
-    return normed
+    rows = x.new_empty(x.shape)
+    if len(x):
+        block = triton.next_power_of_2(width)
+        # Divisions take longest: where there are few rows, those of a row are shared out.
+        part = block if len(x) > target().multiprocessors else min(block, _PART)
+        _quantised_rms_norm[(len(x), -(-width // part))](
+            x, norm.spread, norm.eps, rows, codes, scales, x.stride(0),
+            WIDTH=width, BLOCK=block, PART=part, GROUP=GROUP, FP8=target().fp8, num_warps=8 if block >= 4096 else 4,
+        )  # fmt: skip
+    return Normed(rows, Quantised(codes, scales))
 
 
-def _launch(x: Tensor, norm: Norm, out: Tensor, coded: Quantised | None) -> None:
-    widths = norm.widths
-    if len(widths) > _MOST_STRETCHES:
-        raise ValueError(f"norms of at most {_MOST_STRETCHES} stretches, got {len(widths)}")
-    if x.shape[1] != sum(widths) or x.stride(1) != 1:
-        raise ValueError(f"rows must be {sum(widths)} values side by side, got {tuple(x.shape)} of {x.stride()}")
-    if len(x) == 0:
-        return
-    first, second, third = (*widths, 0, 0)[:_MOST_STRETCHES]
-    block = triton.next_power_of_2(max(widths))
-    _rms_norm[(len(x), len(widths))](
-        x, norm.spread, norm.eps, out, out if coded is None else coded.codes,
-        out if coded is None else coded.scales, x.stride(0),
-        FIRST=first, SECOND=second, THIRD=third, BLOCK=block if coded is None else max(block, GROUP),
-        CODED=coded is not None, GROUP=GROUP, FP8=target().fp8, num_warps=8 if block >= 4096 else 4,
-    )  # fmt: skip
+def _check_rows(x: Tensor, norm: Norm) -> None:
+    if x.shape[1] != sum(norm.widths) or x.stride(1) != 1:
+        raise ValueError(f"rows must be {sum(norm.widths)} values side by side, got {tuple(x.shape)} of {x.stride()}")
