@@ -19,6 +19,7 @@ from bench.gpu import Ceilings, ceilings, gpu_machine, medians_us
 from bench.report import RESULTS, Row, console, keep, show
 from engine.kernels import mla_decode
 from engine.kernels.absorb_queries import absorb_queries
+from engine.kernels.elementwise import quantised_silu_mul
 from engine.kernels.fp8_gemm import fp8_gemm
 from engine.kernels.indexer_logits import paged_indexer_logits
 from engine.kernels.key_mask import key_mask
@@ -27,6 +28,7 @@ from engine.kernels.mla_prefill import mla_prefill
 from engine.kernels.mla_values import mla_values
 from engine.kernels.moe_gemm import Fp8Experts, moe_gemm
 from engine.kernels.moe_route import moe_route
+from engine.kernels.rms_norm import quantised_rms_norm
 from engine.kernels.topk_select import topk_positions
 from engine.reference.fp8_gemm import Fp8Weight
 from engine.reference.fp8_quant import fp8_quant
@@ -174,6 +176,14 @@ def layer_cases(batch: int, name: str, heads: int, nope: int, rank: int) -> Iter
     yield Case(f"mla_values, {name}, {batch}", launches, moved, 2.0 * batch * heads * rank * 128)
 
 
+def row_cases(rows: int) -> Iterator[Case]:
+    """What only reads and writes rows."""
+    norm = Norm.of([torch.rand(HIDDEN, device=DEVICE) + 0.5], 1e-5)
+    x, gate_up = bf16(rows, HIDDEN), bf16(rows, 2 * INTER)
+    yield Case(f"quantised_rms_norm, {rows}", [lambda: quantised_rms_norm(x, norm)], rows * HIDDEN * 5.0, 0)
+    yield Case(f"quantised_silu_mul, {rows}", [lambda: quantised_silu_mul(gate_up)], rows * INTER * 5.0, 0)
+
+
 def weight_of(columns: int, width: int, *experts: int) -> Fp8Weight:
     raw = codes(*experts, columns, width)
     raw.masked_fill_(raw == 0x80, 0)
@@ -237,6 +247,7 @@ def every_case() -> Iterator[Case]:
     for rows in (1, 32, 128, 4096):
         yield from product_cases(rows)
     for tokens in (*BATCHES, 8192):
+        yield from row_cases(tokens)
         yield from expert_cases(tokens)
     yield from prefill_cases()
 
