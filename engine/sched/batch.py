@@ -13,6 +13,7 @@ from engine.wire.messages import Finished, FinishReason
 
 UNKNOWN_TOKEN = -1  # what the step that still runs is about to bring
 
+
 # A struct, as there is one for each request in each step: made in a quarter of a named tuple's time, never collected.
 class Scheduled(msgspec.Struct, frozen=True, gc=False):
     """Consecutive tokens of one request. A table is the same object as in the step before unless it has changed."""
