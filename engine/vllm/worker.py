@@ -14,12 +14,14 @@ import shlex
 import shutil
 import signal
 import sys
+import threading
 import uuid
 from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec
 
 from engine.config.log_format import set_up_logging
+from engine.vllm import guard
 from engine.vllm.arguments import parser, vllm_arguments
 from engine.vllm.figures import POOL
 from engine.vllm.grammar import Grammars
@@ -36,6 +38,7 @@ EXIT_REFUSED = 2  # a flag, the checkpoint or the address is wrong: starting aga
 # vLLM compiles at the first use of a size, and tells of steps only when they are over. That its engine has died it
 # tells at once; this is for one that hangs.
 PROGRESS_DEADLINE_S = 60.0
+_ORPHAN_GRACE_S = 10.0
 _LOOK_S = 0.05
 _NOTICE_S = 1.0  # several beats: gateways have heard that nothing should come any more
 
@@ -63,6 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         log.critical("cannot start: %s", error)
         return EXIT_REFUSED
     log.info("vLLM is started with %s", shlex.join(chosen))
+    if (watchman := guard.start()) is not None:
+        log.debug("process %d ends what vLLM leaves", watchman.pid)
     try:
         return asyncio.run(_serve(flags, router, chosen))
     finally:
@@ -166,6 +171,11 @@ class Worker:
                 self._die("it told so in its own lines")
             if self._parent_pid is not None and os.getppid() != self._parent_pid:
                 log.warning("process %d, which started this worker, is gone: stopping", self._parent_pid)
+                # vLLM may hang while it ends, and nobody else is there to see that.
+                ending = threading.Timer(_ORPHAN_GRACE_S, os._exit, (EXIT_FAILED,))
+                ending.daemon = True
+                ending.start()
+                self._parent_pid = None
                 self._stop.set()
             if self._draining:
                 drained_s += _LOOK_S

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import os
+import signal
+import wave
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from PIL import Image
 from tokenizers import Tokenizer
 
 from server.settings import BUNDLED_MODEL
@@ -144,6 +149,35 @@ def test_a_prompt_is_echoed_with_its_log_probabilities(told: Told) -> None:
     assert choice["text"] == SPOKEN.decode([5, 6, 7])
 
 
+def test_pictures_and_sounds_come_as_vllm_wants_them(told: Told) -> None:
+    picture, sound = io.BytesIO(), io.BytesIO()
+    Image.new("RGB", (112, 56), (200, 30, 30)).save(picture, "PNG")
+    with wave.open(sound, "wb") as file:
+        file.setparams((1, 2, 16_000, 8_000, "NONE", ""))
+        file.writeframes(b"\x00\x10" * 8_000)
+    parts = [
+        {"type": "text", "text": "What is this?"},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64," + _base64(picture)}},
+        {"type": "input_audio", "input_audio": {"data": _base64(sound), "format": "wav"}},
+    ]
+    answer = chat(told, messages=[{"role": "user", "content": parts}], temperature=0)
+    [asked] = [event["prompt"] for event in told.events() if event["event"] == "begins"][-1:]
+    [[width, height]] = asked["multi_modal_data"]["image"]
+    assert (width % 28, height % 28) == (0, 0)
+    assert asked["multi_modal_data"]["audio"] == [[8_000, 16_000]]
+    assert {kind: len(names) for kind, names in asked["multi_modal_uuids"].items()} == {"image": 1, "audio": 1}
+    pads = [SPOKEN.token_to_id(pad) for pad in ("<|imgpad|>", "<|audio_comp_pad|>")]
+    assert [asked["prompt_token_ids"].count(pad) for pad in pads] == [1, 1]
+    tokens = {report["kind"]: report["tokens"] for report in answer["usage"]["prompt_tokens_details"]["media"]}
+    shown = sum(tokens.values())
+    assert tokens["image"] == width // 28 * (height // 28)
+    assert answer["usage"]["prompt_tokens"] == len(asked["prompt_token_ids"]) - 2 + shown
+
+
+def _base64(file: io.BytesIO) -> str:
+    return base64.b64encode(file.getvalue()).decode()
+
+
 def test_a_client_that_leaves_frees_its_place(told: Told) -> None:
     begun = len(told.events())
     body = {"model": MODEL, "prompt": [9], "max_tokens": 3900, "stream": True, "n": 5, "ignore_eos": True}
@@ -187,6 +221,38 @@ def test_a_dead_engine_ends_the_worker_which_is_started_again(tmp_path: Path, mo
         assert told.server.terminate() == 0
     finally:
         told.server.kill()
+
+
+def test_what_vllm_started_ends_with_a_worker_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told(tmp_path, monkeypatch, say=[ids("Fine.<|endofassistant|>")])
+    try:
+        worker = told.server.worker()["pid"]
+        children = _children(worker)
+        assert any("the stand-in's engine" in line for line in children.values())
+        assert any("engine.vllm.guard" in line for line in children.values())
+        os.kill(worker, signal.SIGKILL)
+        told.wait_for("all have ended", lambda: not any(_lives(pid) for pid in children))
+        told.wait_for("another worker", lambda: told.is_ready() and told.server.worker()["pid"] != worker)
+        children = _children(told.server.worker()["pid"])
+        assert told.server.terminate() == 0
+        told.wait_for("all have ended", lambda: not any(_lives(pid) for pid in children))
+    finally:
+        told.server.kill()
+
+
+def _children(pid: int) -> dict[int, str]:
+    found = {}
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, path.read_text().split()):
+            found[child] = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return found
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_a_worker_that_stops_lets_running_answers_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

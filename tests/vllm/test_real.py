@@ -162,6 +162,13 @@ def test_an_engine_that_is_killed_ends_its_requests_and_comes_back(
     assert server.metric("dots3_worker_restarts_total") == 1
 
 
+def test_the_engine_ends_with_a_worker_that_is_killed(server: ServerProcess) -> None:
+    worker = server.worker()["pid"]
+    engine = _engine_of(worker)
+    os.kill(worker, signal.SIGKILL)
+    server.wait_until("its end", lambda: not Path(f"/proc/{engine}").exists())
+
+
 def _engine_of(worker: int) -> int:
     """The process in which vLLM's engine runs."""
     listed = subprocess.run(

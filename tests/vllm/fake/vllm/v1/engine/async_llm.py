@@ -2,6 +2,8 @@ import asyncio
 import itertools
 import json
 import os
+import subprocess
+import sys
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -34,7 +36,7 @@ class AsyncLLM:
         self._loggers = [make(self.vllm_config, 0) for make in stat_loggers]
         self._known: set[tuple[int, ...]] = set()
         self._running = 0
-        self._queries = 0
+        self._core = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)", "the stand-in's engine"])
         self.errored = False
 
     @classmethod
@@ -69,7 +71,7 @@ class AsyncLLM:
         del reasoning_ended, reasoning_parser_kwargs
         if sampling_params.output_kind is not RequestOutputKind.DELTA:
             raise ValueError("the stand-in tells what is new, and nothing else")
-        self._log("begins", request_id, sampling_params, priority)
+        self._log("begins", request_id, fields=repr(sampling_params), priority=priority, prompt=_described(prompt))
         self._running += 1
         end = "aborted"
         try:
@@ -138,11 +140,22 @@ class AsyncLLM:
         for logger in self._loggers:
             logger.record(stats, SimpleNamespace(num_preempted_reqs=0), mm_cache_stats=None, engine_idx=0)
 
-    def _log(self, event: str, name: str, params: SamplingParams | None = None, priority: int = 0) -> None:
+    def _log(self, event: str, name: str, **more: Any) -> None:
         if "log" in self._told:
-            fields = {} if params is None else {"fields": repr(params), "priority": priority}
             with open(self._told["log"], "a", encoding="utf-8") as log:
-                log.write(json.dumps({"event": event, "name": name, **fields}) + "\n")
+                log.write(json.dumps({"event": event, "name": name, **more}) + "\n")
 
     def shutdown(self, timeout: float | None = None) -> None:
         del timeout
+        self._core.kill()
+        self._core.wait()
+
+
+def _described(prompt: Mapping[str, Any]) -> dict[str, Any]:
+    """Pictures and sounds by their sizes."""
+    media = prompt.get("multi_modal_data") or {}
+    sizes = {
+        kind: [item.size if kind == "image" else [len(item[0]), item[1]] for item in items]
+        for kind, items in media.items()
+    }
+    return {**prompt, "multi_modal_data": sizes}
