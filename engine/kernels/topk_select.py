@@ -17,10 +17,10 @@ from torch import Tensor
 from engine.kernels.target import target
 
 _BLOCK = 2048  # scores at a time
+_WHOLE_BLOCKS = 4  # of a row that is never cut
 _MOST_CHUNKS = 64  # of a row: each program reads the counts of all
 _PROGRAMS = 4  # for each multiprocessor
 _TILE = 16  # of their counts at a time
-_WARPS = 4
 _SCATTERED = tl.constexpr(8)  # are those that are less than this part of all
 
 
@@ -217,13 +217,13 @@ def _launch(scores: Tensor, k: int, limits: Tensor | None) -> Tensor:
     if rows == 0:
         return out
     block = 64 if target().name == "interpreter" else _BLOCK
-    chunks = max(1, min(_MOST_CHUNKS, num_scores // block, _PROGRAMS * target().multiprocessors // rows))
+    chunks = min(_MOST_CHUNKS, num_scores // block, _PROGRAMS * target().multiprocessors // rows)
     seen = scores if limits is None else limits
-    if chunks == 1:
+    if chunks <= 1 or num_scores <= _WHOLE_BLOCKS * block:
         counts = out.new_empty(rows, 4, 256)
         _topk_of_row[(rows,)](
             scores, seen, counts, out, num_scores, k,
-            BLOCK=block, LIMITED=limits is not None, num_warps=_WARPS,
+            BLOCK=block, LIMITED=limits is not None, num_warps=8,
         )  # fmt: skip
         return out
     counted, counts = out.new_empty(2, rows, chunks, 256)
@@ -231,8 +231,7 @@ def _launch(scores: Tensor, k: int, limits: Tensor | None) -> Tensor:
     for shift in (24, 16, 8, 0, -8):
         _topk_of_chunk[(rows, chunks)](
             scores, seen, counted, counts, carry, out, num_scores, k, shift,
-            FIRST=shift == 24, LAST=shift < 0, TILE=_TILE, BLOCK=block, LIMITED=limits is not None,
-            num_warps=_WARPS,
+            FIRST=shift == 24, LAST=shift < 0, TILE=_TILE, BLOCK=block, LIMITED=limits is not None, num_warps=4,
         )  # fmt: skip
         counted, counts = counts, counted
     return out

@@ -111,7 +111,7 @@ def indexer_case(queries: int, shuffled: bool) -> None:
 
 
 def topk_case(rows: int) -> None:
-    topk_select.topk_positions(torch.zeros(rows, 4096), 2048, torch.zeros(rows, dtype=torch.int64))
+    topk_select.topk_positions(torch.zeros(rows, 16384), 2048, torch.zeros(rows, dtype=torch.int64))
 
 
 def route_case(tokens: int) -> None:
