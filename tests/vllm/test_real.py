@@ -169,6 +169,15 @@ def test_the_engine_ends_with_a_worker_that_is_killed(server: ServerProcess) -> 
     server.wait_until("its end", lambda: not Path(f"/proc/{engine}").exists())
 
 
+def test_vllms_processor_writes_out_the_placeholders_that_we_had(model: Path) -> None:
+    """Pictures keep the size that the gateway planned, and sounds theirs."""
+    command = [PYTHON, "-m", "tests.vllm.expand_media", BUNDLED_MODEL, model]
+    found = json.loads(subprocess.run(command, capture_output=True, cwd=ROOT, check=True, timeout=900).stdout)
+    assert found["vllms"] == found["ours"]
+    assert [length for _, length in found["placed"]["image"]] == [8 + 2, 1 + 2, 2400 + 2]
+    assert [length for _, length in found["placed"]["audio"]] == [7 + 2, 1 + 2]
+
+
 def _engine_of(worker: int) -> int:
     """The process in which vLLM's engine runs."""
     listed = subprocess.run(
