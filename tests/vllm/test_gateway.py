@@ -7,6 +7,8 @@ import io
 import json
 import os
 import signal
+import subprocess
+import sys
 import wave
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -253,6 +255,31 @@ def _lives(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_a_worker_alone_passes_flags_that_are_not_ours_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(FAKE), str(ROOT)]))
+    monkeypatch.setenv("FAKE_VLLM", json.dumps({"say": [ids("Fine.<|endofassistant|>")]}))
+    address = f"ipc://{tmp_path}/wire"
+    flags = ["--engine", "vllm", "--listen", address, "--max-model-len", "300", "--scheduling-policy", "fcfs"]
+    with (tmp_path / "worker").open("wb") as log:
+        worker = subprocess.Popen([sys.executable, "-m", "cli.main", "worker", *flags], cwd=ROOT, stderr=log)
+    try:
+        server = ServerProcess(tmp_path / "log", "--worker", address)
+        try:
+            assert server.get("/v1/models").json()["data"][0]["max_model_len"] == 300
+            answer = server.post("/v1/chat/completions", **ASKED, temperature=0).json()
+            assert answer["choices"][0]["message"]["content"] == "Fine."
+            worker.terminate()
+            assert worker.wait(PATIENCE_S) == 0
+            server.wait_until("it is missed", lambda: server.get("/health").status_code == 503)
+        finally:
+            server.kill()
+    finally:
+        worker.kill()
+        worker.wait()
+    assert "--scheduling-policy priority" in (said := (tmp_path / "worker").read_text())
+    assert said.index("--scheduling-policy priority") < said.index("--scheduling-policy fcfs")
 
 
 def test_a_worker_that_stops_lets_running_answers_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
