@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from datetime import UTC, datetime
 from types import TracebackType
@@ -14,6 +15,7 @@ from typing import Any
 
 FIELDS = "fields"  # key of `extra`: a mapping of what a line tells besides its message
 
+_AWKWARD = re.compile(r'[ "=\n]')
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -68,4 +70,4 @@ def _word(value: Any) -> str:
     if isinstance(value, list):
         return ",".join(map(_word, value))
     text = str(value)
-    return json.dumps(text, ensure_ascii=False) if any(mark in text for mark in ' "=\n') else text
+    return json.dumps(text, ensure_ascii=False) if _AWKWARD.search(text) else text
