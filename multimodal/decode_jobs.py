@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import socket
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import msgspec
@@ -53,6 +55,21 @@ class ReadFrames(_Tagged, frozen=True):
     numbers: Sequence[int]
     target: Size
     resized: Size
+
+    def parts(self, most: int) -> list[ReadFrames]:
+        """The same frames as up to `most` jobs of about one size, of which none decodes what another does: each begins
+        with the first frame that is wanted behind a key frame."""
+        packets = self.index.packets
+        if packets is None or most < 2:
+            return [self]
+        stretches = [bisect_right(packets.key_frames, packets.frames[number]) for number in self.numbers]
+        places = [place for place in range(1, len(stretches)) if stretches[place] != stretches[place - 1]]
+        if not places:
+            return [self]
+        each = len(stretches) / most
+        cuts = {min(places, key=lambda place: abs(place - part * each)) for part in range(1, most)}
+        bounds = pairwise([0, *sorted(cuts), len(stretches)])
+        return [msgspec.structs.replace(self, numbers=self.numbers[begin:end]) for begin, end in bounds]
 
 
 # ---- answered

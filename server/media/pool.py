@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -25,8 +26,10 @@ from multimodal.decode_jobs import (
     Buffer,
     DecodePicture,
     DecodeSound,
+    Frames,
     Job,
     ProbeFilm,
+    ReadFrames,
     Refused,
     Reply,
     beside,
@@ -35,6 +38,7 @@ from multimodal.decode_jobs import (
     send,
 )
 from server.media.pool_figures import JobKind, JobResult, PoolFigures
+from server.media.together import all_of
 
 _MODULE = "multimodal.decoder"
 _ENVIRON = {
@@ -102,6 +106,13 @@ class DecodePool:
 
     async def run(self, job: Job, data: Buffer) -> Decoded:
         """DecodeError where the file is to blame."""
+        if isinstance(job, ReadFrames):
+            parts = job.parts(self._limits.num_processes - len(self._busy))
+            if len(parts) > 1:  # else a film would be read on one core while others idle
+                return _joined(await all_of([self._take_turn(part, data) for part in parts]))
+        return await self._take_turn(job, data)
+
+    async def _take_turn(self, job: Job, data: Buffer) -> Decoded:
         with self._figures.waiting():
             await self._slots.acquire()
         try:
@@ -147,6 +158,14 @@ class DecodePool:
             decoder.bury()
         self._idle.clear()
         self._threads.shutdown()
+
+
+def _joined(parts: Sequence[Decoded]) -> Decoded:
+    """Of a film's frames; where one part lacks some, all do."""
+    for part in parts:
+        if not isinstance(part.reply, Frames):
+            return part
+    return Decoded(Frames(), b"".join(part.data for part in parts))
 
 
 def _kind(job: Job) -> JobKind:

@@ -11,9 +11,9 @@ import contextlib
 import dataclasses
 import hashlib
 import time
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -35,13 +35,12 @@ from server.media.films import Asker, Turn, plan_films, turns_of
 from server.media.pool import Decoded, DecodeError, DecodePool
 from server.media.prepared import Piece, PreparedMedia
 from server.media.sources import SourceError, base64_bytes, data_url_bytes, file_bytes
+from server.media.together import all_of
 from server.metrics import Metrics
 from server.prompt import Prompts
 from server.schemas.chat import ChatRequest
 from server.schemas.media_knobs import MediaKnobs
 from server.schemas.media_parts import MediaPart
-
-Result = TypeVar("Result")
 
 _USUAL_DETAILS = ("auto", "low", "high")
 
@@ -135,7 +134,7 @@ class _Preparation:
         self._films: dict[str, ProbedFilm] = {}
 
     async def run(self) -> PreparedMedia:
-        await _all([self._load(part) for part in self._parts])
+        await all_of([self._load(part) for part in self._parts])
         films = [part for part in self._parts if part.kind == "video"]
         plans, frames = await self._planned_and_read(films) if films else ({}, {})
         for part in self._parts:
@@ -259,7 +258,7 @@ class _Preparation:
             if not changed:
                 return plans, frames
             plans = new
-            read = await _all([self._frames(part, new[part.path]) for part in changed])
+            read = await all_of([self._frames(part, new[part.path]) for part in changed])
             for part, pixels in zip(changed, read, strict=True):
                 if pixels is None:
                     del plans[part.path]
@@ -342,14 +341,3 @@ def _blamed_on(part: MediaPart) -> Iterator[None]:
 
 def _refused(part: MediaPart, text: str, code: str = "invalid_value") -> RequestError:
     return RequestError(code, f"`{part.path}`: {text}", part.path)
-
-
-async def _all(work: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """Side by side; the first error ends the others."""
-    tasks = [asyncio.create_task(one) for one in work]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -30,7 +30,7 @@ from multimodal.film_file import PacketTimes
 from multimodal.image import NO_OVERRIDES, Size
 from server.media.pool import Decoded, DecodeError, DecodePool, PoolLimits
 from server.media.pool_figures import PoolFigures
-from tests.multimodal import goldens
+from tests.multimodal import encoded, goldens
 from tests.support.media_fixture_adapter import LIMITS
 
 pytestmark = pytest.mark.e2e
@@ -87,6 +87,26 @@ def test_pictures_sounds_and_films_come_back_as_they_are_decoded_here() -> None:
         assert (await pool.run(ReadFrames(false, [0], *sizes), TONE)).reply == FramesMissing()
 
     in_pool(work)
+
+
+def test_a_film_is_read_by_all_processes_that_are_free() -> None:
+    data = encoded.film(range(0, 8000, 40), gop=20, b_frames=2)
+    here = probe_film(data, decode_sound=False)
+    numbers, sizes = list(range(0, 200, 7)), (Size(28, 28), Size(28, 28))
+    wanted = np.stack(film_pictures(data, here.index, numbers, *sizes))
+
+    async def work(pool: DecodePool) -> None:
+        frames = await pool.run(ReadFrames(here.index, numbers, *sizes), data)
+        assert frames.reply == Frames()
+        assert np.array_equal(np.frombuffer(frames.data, dtype=np.uint8).reshape(wanted.shape), wanted)
+        assert len(pool.process_ids) == 3
+
+        assert here.index.packets is not None
+        false_times = [*here.index.packets.frames[:-1], here.index.packets.frames[-1] + 1]
+        false = here.index._replace(packets=PacketTimes(false_times, here.index.packets.key_frames))
+        assert (await pool.run(ReadFrames(false, [0, 199], *sizes), data)).reply == FramesMissing()
+
+    in_pool(work, PoolLimits(3))
 
 
 def test_what_cannot_be_decoded_is_refused_and_costs_no_process() -> None:
