@@ -30,7 +30,12 @@ class PoolFigures:
             registry=registry,
             multiprocess_mode="livesum",
         )
-        self._jobs = Counter("dots3_media_jobs", "Jobs of decoding processes", ["kind", "result"], registry=registry)
+        self._jobs = Counter(
+            "dots3_media_jobs",
+            "Jobs of decoding processes; a film's frames may be several",
+            ["kind", "result"],
+            registry=registry,
+        )
         self._seconds = Histogram(
             "dots3_media_job_seconds", "That a process took for a job", ["kind"], buckets=_SECONDS, registry=registry
         )

@@ -249,7 +249,8 @@ def test_counts_and_times_of_media_are_metrics(gateway: LiveGateway) -> None:
             assert after[key] - before[key] == 1
     for kind in ("picture", "sound", "film", "frames"):
         key = f'dots3_media_jobs_total{{kind="{kind}",result="done"}}'
-        assert after[key] - before[key] == 1
+        jobs = after[key] - before[key]
+        assert jobs == 1 or (kind == "frames" and jobs >= 1)  # which as many read as are free
         assert after[f'dots3_media_job_seconds_count{{kind="{kind}"}}'] > 0
     assert after["dots3_media_decoders_busy"] == after["dots3_media_jobs_waiting"] == 0
 
