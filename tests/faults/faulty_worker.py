@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from engine.runtime.loop import StepResult, StepRunner
     from engine.sched.batch import ScheduledBatch
 
-# Each happens in the step that reads such a prompt, or with the second prompt token `LATER`, in the fifth after it.
+# Each happens in the step that reads such a prompt, or with the second prompt token `LATER`, in the fiftieth after it:
+# a fifth of a second later, so that a stream has begun. After five of them an error could still come in its place.
 RAISE, LOOP, NO_MEMORY, KILL, STOP = range(3000, 3005)
 LATER = 3005
-_WAIT_TOKENS = 5
+_WAIT_TOKENS = 50
 
 
 def as_python(folder: Path) -> Path:
