@@ -80,6 +80,16 @@ def _quantised(x: Tensor, width: int, multiplied: bool) -> Quantised:
 
 
 @triton.jit
+def _gated(attended, gates, token, column, inside, token_stride, head_stride, gate_stride, VALUE: tl.constexpr):
+    """fp32 values of the token's heads, side by side, at these columns."""
+    head = column // VALUE
+    at = attended + token * token_stride + head * head_stride + column % VALUE
+    values = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    gate = tl.load(gates + token * gate_stride + head, mask=inside, other=0.0).to(tl.float32)
+    return values / (1.0 + tl.exp(-gate))
+
+
+@triton.jit
 def _gate(
     attended, gates, out, token_stride, head_stride, gate_stride,
     HEADS: tl.constexpr, VALUE: tl.constexpr, BLOCK: tl.constexpr,
@@ -87,11 +97,7 @@ def _gate(
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < HEADS * VALUE
-    head = column // VALUE
-    at = attended + token * token_stride + head * head_stride + column % VALUE
-    values = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    gate = tl.load(gates + token * gate_stride + head, mask=inside, other=0.0).to(tl.float32)
-    result = values / (1.0 + tl.exp(-gate))
+    result = _gated(attended, gates, token, column, inside, token_stride, head_stride, gate_stride, VALUE)
     tl.store(out + token * (HEADS * VALUE) + column, narrow(result, out), mask=inside)
 
 
@@ -118,11 +124,8 @@ def _gate_quantise(
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     WIDTH: tl.constexpr = HEADS * VALUE
     inside = column < WIDTH
-    head = column // VALUE
-    at = attended + token * token_stride + head * head_stride + column % VALUE
-    values = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    gate = tl.load(gates + token * gate_stride + head, mask=inside, other=0.0).to(tl.float32)
-    code, scale = quantised(values / (1.0 + tl.exp(-gate)), BLOCK, GROUP, FP8)
+    result = _gated(attended, gates, token, column, inside, token_stride, head_stride, gate_stride, VALUE)
+    code, scale = quantised(result, BLOCK, GROUP, FP8)
     group = tl.program_id(1) * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
     at = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     tl.store(codes + token * WIDTH + at, code, mask=at < WIDTH)
