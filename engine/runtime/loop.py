@@ -20,7 +20,7 @@ from engine.runtime.progress import Progress
 from engine.sched.batch import Output, ScheduledBatch
 from engine.sched.parts import Part
 from engine.sched.request import Request, State
-from engine.sched.scheduler import RefusedError, Scheduler
+from engine.sched.scheduler import Scheduler
 from engine.wire.messages import (
     Abort,
     Beat,
@@ -33,6 +33,7 @@ from engine.wire.messages import (
     Tokens,
     ToWorker,
 )
+from engine.wire.refused import RefusedError
 
 # A signal that comes right before a wait begins does not end it, and its handler is called only when the wait is over.
 _LONGEST_WAIT_S = 0.5

@@ -1,13 +1,12 @@
 """The worker's I/O thread: it alone touches the sockets, so that messages and beats pass while a step runs.
 
-Owns who is connected, Ready and Beat. What arrives lies in `inbox` for the loop; what the loop posts goes out in order.
+Owns the thread and Beat. What arrives lies in `inbox` for the loop; what the loop posts goes out in order.
 Knows nothing of requests: a peer that leaves or connects anew is told to the loop as `Left`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import queue
 import threading
@@ -19,16 +18,12 @@ from typing import NamedTuple
 import zmq
 
 from engine.grammar.matcher import Matcher
-from engine.wire.channel import Received, RouterEnd
-from engine.wire.codec import WireError, decode_to_worker, encode
+from engine.wire.channel import RouterEnd
+from engine.wire.codec import encode
+from engine.wire.gateways import BEAT_S, LAST_WORDS_S, LINGER_MS, Gateways
 from engine.wire.messages import Beat, Message, Ready, Submit, ToWorker
 
-BEAT_S = 0.25
-LINGER_MS = 1000
-_LAST_WORDS_S = 0.1  # a gateway throws away what it has not read when the connection closes
 _CLOSE = b""
-
-log = logging.getLogger(__name__)
 
 
 class Arrived(NamedTuple):
@@ -65,9 +60,8 @@ class Mailroom:
         """`beat` is called from the I/O thread."""
         self.inbox: queue.SimpleQueue[Letter] = queue.SimpleQueue()
         self._router = router
-        self._ready = encode([ready])
+        self._gateways = Gateways(router, ready, self._arrived, self._left)
         self._beat = beat
-        self._peers: set[bytes] = set()
         self._posted: deque[tuple[bytes, bytes]] = deque()  # peer and frame
         # Wakes the thread. Over a pair of sockets the loop would lose Python's lock to it in the middle of its step.
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -102,13 +96,12 @@ class Mailroom:
             while not asked:
                 poller.poll(max(0, int(1000 * (next_beat - time.monotonic())) + 1))
                 asked = self._send_posted()
-                while (received := self._router.receive()) is not None:
-                    self._take(received)
+                self._gateways.receive_all()
                 if time.monotonic() >= next_beat:
                     next_beat = time.monotonic() + BEAT_S
-                    self._send_beats()
-            if self._peers:
-                time.sleep(_LAST_WORDS_S)
+                    self._gateways.send_to_all(encode([self._beat()]))
+            if self._gateways:
+                time.sleep(LAST_WORDS_S)
         finally:
             self._router.close(LINGER_MS)
             self.inbox.put(Stopping(failed=not asked))
@@ -121,35 +114,11 @@ class Mailroom:
             peer, frame = self._posted.popleft()
             if peer == _CLOSE:
                 return True
-            if peer in self._peers:
-                self._send(peer, frame)
+            self._gateways.send(peer, frame)
         return False
 
-    def _send_beats(self) -> None:
-        frame = encode([self._beat()])
-        for peer in tuple(self._peers):
-            self._send(peer, frame)
+    def _arrived(self, peer: bytes, message: ToWorker) -> None:
+        self.inbox.put(Arrived(peer, message))
 
-    def _send(self, peer: bytes, frame: bytes) -> None:
-        if not self._router.send(peer, frame):
-            log.info("gateway %s has left", peer.decode(errors="replace"))
-            self._peers.discard(peer)
-            self.inbox.put(Left(peer))
-
-    def _take(self, received: Received) -> None:
-        peer, frame = received
-        if not frame or peer not in self._peers:
-            log.info("gateway %s has connected", peer.decode(errors="replace"))
-            if peer in self._peers:
-                self.inbox.put(Left(peer))
-            self._peers.add(peer)
-            self._send(peer, self._ready)
-        if not frame:
-            return
-        try:
-            messages = decode_to_worker(frame)
-        except WireError as error:
-            log.error("gateway %s sent nonsense: %s", peer.decode(errors="replace"), error)
-            return
-        for message in messages:
-            self.inbox.put(Arrived(peer, message))
+    def _left(self, peer: bytes) -> None:
+        self.inbox.put(Left(peer))

@@ -1,25 +1,22 @@
-"""What a request brings of pictures and sounds, checked and cut into parts. Owns taking its data out of shared memory.
+"""What a request brings of pictures and sounds, checked and cut into parts.
 
 Knows nothing of how parts are encoded. The data stay where the gateway put them until the request is over.
 """
 
 from __future__ import annotations
 
-import hashlib
-import logging
 from collections.abc import Iterator, Mapping
 
 from engine.config.encoders import CHUNK_TOKENS, SAMPLES_PER_TOKEN
 from engine.sched.parts import Part
-from engine.sched.scheduler import RefusedError
-from engine.wire.blobs import BlobError, SharedBlob, take
+from engine.wire.blobs import probe
 from engine.wire.messages import MediaItem, MediaKind, MediaSupport, Submit
+from engine.wire.refused import RefusedError
+from engine.wire.submitted_media import content_of, own_content, salted
 
 IDENTITY_BYTES = 32
 _SAMPLE_BYTES = 4
 _CHUNK_SAMPLES = CHUNK_TOKENS * SAMPLES_PER_TOKEN
-
-log = logging.getLogger(__name__)
 
 
 class MediaIntake:
@@ -28,29 +25,23 @@ class MediaIntake:
         self._placeholders = placeholders
         self._token_side = token_side
         self._max_item_tokens = max_item_tokens
-        self._probe: SharedBlob | None = None
-        try:
-            self._probe = SharedBlob([b"probe"])
-        except OSError as error:
-            log.warning("no shared memory, media come in messages: %s", error)
+        self._probe = probe()
 
     @property
     def support(self) -> MediaSupport:
-        probe = "" if self._probe is None else self._probe.name
-        return MediaSupport(tuple(self._placeholders), self._max_item_tokens, probe)
+        name = "" if self._probe is None else self._probe.name
+        return MediaSupport(tuple(self._placeholders), self._max_item_tokens, name)
 
     def parts(self, submit: Submit) -> tuple[Part, ...]:
         """In the order of their offsets. RefusedError for a request whose media do not fit its prompt or their data."""
-        data = _data_of(submit)
+        data = content_of(submit)
         parts: list[Part] = []
         end = 0
         for number, item in enumerate(submit.media):
             name = f"media[{number}]"
             self._check(name, item, submit.prompt_ids, end)
-            if not 0 <= item.start <= len(data) - item.num_bytes:
-                raise _refused(f"{name} must lie within {len(data)} bytes, got {item.num_bytes} from {item.start}")
-            own = data[item.start : item.start + item.num_bytes]
-            identity = _salted(item.identity, submit.cache_salt)
+            own = own_content(name, item, data)
+            identity = salted(item.identity, submit.cache_salt)
             if item.kind == "image":
                 parts.append(Part("image", (identity, 0), item.offset, item.num_tokens, item.shape, own))
             else:
@@ -84,23 +75,6 @@ class MediaIntake:
         if len(item.shape) != 3 or item.shape[2] != 3 or any(size < side or size % side for size in item.shape[:2]):
             raise _refused(f"{name}: a picture must have shape (h, w, 3) in multiples of {side}, got {item.shape}")
         return item.shape[0] // side * (item.shape[1] // side)
-
-
-def _data_of(submit: Submit) -> memoryview:
-    data = submit.media_data
-    if data is None:
-        return memoryview(b"")
-    if not data.blob:
-        return memoryview(data.inline)
-    try:
-        return take(data.blob, data.num_bytes)
-    except BlobError as error:
-        raise RefusedError("internal_error", f"the media are not there: {error}") from error
-
-
-def _salted(identity: bytes, salt: str) -> bytes:
-    """Those who salt their prefixes share no encoder outputs either, which would tell what others have sent."""
-    return hashlib.sha256(identity + salt.encode()).digest() if salt else identity
 
 
 def _chunks(item: MediaItem, identity: bytes, data: memoryview) -> Iterator[Part]:

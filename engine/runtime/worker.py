@@ -14,11 +14,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.config.engine import EngineConfig
 from engine.config.log_format import set_up_logging
+from engine.config.worker_flags import add_shared_flags
 from engine.runtime.drain import Drain
 from engine.runtime.mailroom import Mailroom, Stopping
 from engine.wire import blobs
@@ -124,32 +124,16 @@ def _stop_after_parent(parent_pid: int, mailroom: Mailroom) -> None:
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="dots3 worker", description="Serve a checkpoint's engine to gateways.")
+    add_shared_flags(made)
     add = made.add_argument
-    add("--listen", required=True, metavar="ADDRESS", help="ipc://PATH or tcp://HOST:PORT")
-    add("--model", required=True, type=Path, metavar="FOLDER", help="checkpoint; dots3 worker: default the bundled one")
-    add("--wire-key", type=Path, metavar="FILE", help="a secret shared with the gateways; needed on TCP off loopback")
-    add("--worker-id", metavar="NAME")
-    add("--grace-period", type=float, default=0.0, metavar="SECONDS", help="for running requests when told to stop")
-    add("--parent-pid", type=int, metavar="PID", help="stop when this parent process is gone")
-    add("--parent-folder", type=Path, metavar="FOLDER", help="its folder, to be removed if it is gone without doing so")
     add("--device", default="auto", choices=("auto", "cpu", "cuda"))
     add("--dtype", default="auto", choices=("auto", "bfloat16", "float32"), help="auto: float32 on CPU")
-    add("--kv-cache-dtype", default="auto", choices=("auto", "fp8"))
     add("--threads", type=int, metavar="N", help="of torch on the CPU; default: one less than there are cores")
-    add("--max-model-len", type=int, metavar="TOKENS")
-    add("--max-num-seqs", type=int, metavar="N")
-    add("--max-num-batched-tokens", type=int, metavar="TOKENS")
     add("--max-encoder-tokens", type=int, metavar="TOKENS", help="of pictures and sounds encoded in one step")
     add("--encoder-cache-bytes", type=int, metavar="BYTES", help="for the embeddings of pictures and sounds")
-    add("--gpu-memory-utilization", type=float, metavar="SHARE")
-    add("--kv-cache-memory-bytes", type=int, metavar="BYTES")
-    add("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True)
     add("--tensor-parallel-size", type=int, default=1, metavar="N", help="ranks that share every layer, a GPU each")
     add("--enable-expert-parallel", action="store_true", help="each rank holds whole experts")
     add("--speculative-tokens", type=int, metavar="N", help="drafted at most for each step of a sequence, up to 3")
-    add("--seed", type=int, help="of requests that bring none")
-    add("--log-level", default="info", choices=("debug", "info", "warning", "error"))
-    add("--log-format", default="text", choices=("text", "json"))
     return made
 
 

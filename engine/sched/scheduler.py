@@ -26,18 +26,11 @@ from engine.sched.request import Request, State
 from engine.sched.step import Step
 from engine.sched.submission import Submission
 from engine.wire.messages import Finished, FinishReason, Submit
+from engine.wire.refused import RefusedError
 
 _STEPS_BETWEEN_TRIES = 8  # of a request that found no room: looking its prompt up costs time in every step
 
 _NO_DRAFTS: Mapping[Request, Sequence[int]] = {}
-
-
-class RefusedError(ValueError):
-    """This request can never be served."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 class Figures(NamedTuple):

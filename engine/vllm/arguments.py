@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from engine.config.worker_flags import add_shared_flags
 from engine.vllm.hosted import DOTS3
 
 MAX_LOGPROBS = 20  # the gateway takes no more
@@ -36,31 +37,15 @@ def parser() -> argparse.ArgumentParser:
         description="Serve a checkpoint by vLLM's engine to gateways. Further flags are vLLM's own.",
         allow_abbrev=False,  # what is cut short may be a flag of vLLM
     )
+    add_shared_flags(made)
     add = made.add_argument
-    add("--listen", required=True, metavar="ADDRESS", help="ipc://PATH or tcp://HOST:PORT")
-    add("--model", required=True, type=Path, metavar="FOLDER", help="checkpoint; dots3 worker: default the bundled one")
-    add("--wire-key", type=Path, metavar="FILE", help="a secret shared with the gateways; needed on TCP off loopback")
-    add("--worker-id", metavar="NAME")
-    add("--grace-period", type=float, default=0.0, metavar="SECONDS", help="for running requests when told to stop")
-    add("--parent-pid", type=int, metavar="PID", help="stop when this parent process is gone")
-    add("--parent-folder", type=Path, metavar="FOLDER", help="its folder, to be removed if it is gone without doing so")
     add("--device", default="auto", choices=("auto", "cpu", "cuda"), help="vLLM runs where it was built for")
     add("--dtype", default="auto", choices=("auto", "bfloat16", "float32"))
-    add("--kv-cache-dtype", default="auto", choices=("auto", "fp8"))
-    add("--max-model-len", type=int, metavar="TOKENS")
-    add("--max-num-seqs", type=int, metavar="N")
-    add("--max-num-batched-tokens", type=int, metavar="TOKENS")
-    add("--gpu-memory-utilization", type=float, metavar="SHARE")
-    add("--kv-cache-memory-bytes", type=int, metavar="BYTES")
-    add("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True)
     add("--enforce-eager", action="store_true")
     add("--tensor-parallel-size", type=int, default=1, metavar="N")
     add("--enable-expert-parallel", action="store_true")
     add("--speculative-tokens", type=int, default=0, metavar="N", help="drafted for each step of a sequence")
-    add("--seed", type=int, help="of requests that bring none")
     add("--vllm-args", default="", metavar="ARGUMENTS", help="further arguments of vLLM, in one string")
-    add("--log-level", default="info", choices=("debug", "info", "warning", "error"))
-    add("--log-format", default="text", choices=("text", "json"))
     return made
 
 

@@ -15,8 +15,8 @@ import msgspec
 
 from engine.grammar.judging import Judge
 from engine.grammar.limits import GrammarError
-from engine.vllm.refused import RefusedError
 from engine.wire.grammar import Grammar
+from engine.wire.refused import RefusedError
 
 _OPEN, _CLOSE = "<think>", "</think>"
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from engine.vllm.figures import POOL, Figures
-from engine.vllm.refused import RefusedError
 from engine.wire.messages import (
     PROTOCOL_VERSION,
     FinishReason,
@@ -22,6 +21,7 @@ from engine.wire.messages import (
     Ready,
     TokenLogprobs,
 )
+from engine.wire.refused import RefusedError
 
 DOTS3 = "dots3_note"
 # A size that only says how many blocks there are: what a token takes is vLLM's own business.

@@ -14,10 +14,10 @@ from typing import Any, Protocol
 
 from engine.vllm.hosted import Ask, EngineDiedError, News
 from engine.vllm.media import Prompt
-from engine.vllm.refused import RefusedError
 from engine.vllm.sampling import check_drafts, sampling_fields
 from engine.wire.grammar import Grammar
 from engine.wire.messages import Abort, Failed, Finished, FinishReason, Message, Stop, Submit, Tokens, ToWorker
+from engine.wire.refused import RefusedError
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from engine.vllm.refused import RefusedError
 from engine.wire.messages import Submit
+from engine.wire.refused import RefusedError
 
 
 def sampling_fields(submit: Submit, index: int) -> dict[str, Any]:

@@ -98,7 +98,7 @@ class Worker:
         self._draining = False
         self._stop = asyncio.Event()
         self._died: str | None = None
-        self._probe = _probe()
+        self._probe = blobs.probe()
         name = flags.worker_id or f"worker-{os.getpid()}"
         probe = "" if self._probe is None else self._probe.name
         self._ready = engine.ready(name, os.getpid(), flags.model, uuid.uuid4().hex, probe)
@@ -181,14 +181,6 @@ class Worker:
                 drained_s += _LOOK_S
                 if drained_s >= self._grace_s or (drained_s >= _NOTICE_S and self._requests.num_choices == 0):
                     self._stop.set()
-
-
-def _probe() -> blobs.SharedBlob | None:
-    try:
-        return blobs.SharedBlob([b"probe"])
-    except OSError as error:
-        log.warning("no shared memory, media come in messages: %s", error)
-        return None
 
 
 if __name__ == "__main__":

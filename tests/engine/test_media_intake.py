@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from engine.runtime.media_intake import MediaIntake
-from engine.sched.scheduler import RefusedError
 from engine.wire.blobs import SharedBlob, is_here
 from engine.wire.messages import MediaData, MediaItem, MediaKind, Sampling, Submit
+from engine.wire.refused import RefusedError
 
 IMAGE, AUDIO = 7, 8
 MINUTE = 60 * 16_000

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from engine.sched.request import State
-from engine.sched.scheduler import RefusedError
 from engine.wire.messages import Sampling
+from engine.wire.refused import RefusedError
 from tests.support.fake_steps import Run, expected_answer, small_plan
 
 ROOMY = small_plan(100, max_model_len=60)

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.runtime.mailroom import BEAT_S, Arrived, Left, Letter, Mailroom, Stopping
+from engine.runtime.mailroom import Arrived, Left, Letter, Mailroom, Stopping
 from engine.wire.channel import DealerEnd, RouterEnd
 from engine.wire.codec import decode_to_gateway, encode
+from engine.wire.gateways import BEAT_S
 from engine.wire.messages import Abort, Beat, Failed, Finished, Message, Ready, Tokens
 
 WAIT_S = 5.0

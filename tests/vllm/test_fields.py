@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from engine.vllm.arguments import parser, vllm_arguments
-from engine.vllm.refused import RefusedError
 from engine.vllm.sampling import check_drafts, choice_seed, sampling_fields
 from engine.wire.grammar import Grammar, JsonObject
 from engine.wire.messages import Sampling, Submit
+from engine.wire.refused import RefusedError
 
 EVERYTHING = Sampling(
     max_tokens=9,

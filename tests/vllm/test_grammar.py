@@ -9,8 +9,8 @@ from tokenizers import Tokenizer
 from engine.grammar.rules import grammar_text
 from engine.grammar.vocabulary import Vocabulary
 from engine.vllm.grammar import Grammars, behind_thinking
-from engine.vllm.refused import RefusedError
 from engine.wire.grammar import Choice, Grammar, JsonSchema
+from engine.wire.refused import RefusedError
 from server.settings import BUNDLED_MODEL
 
 VOCAB = 3072

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from engine.vllm.media import prompt_of
-from engine.vllm.refused import RefusedError
 from engine.wire.blobs import SharedBlob
 from engine.wire.messages import MediaData, MediaItem, Sampling, Submit
+from engine.wire.refused import RefusedError
 
 PIXELS = np.arange(28 * 56 * 3, dtype=np.uint8).reshape(28, 56, 3)
 WAVE = np.linspace(-1, 1, 3000, dtype=np.float32)

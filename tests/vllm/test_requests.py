@@ -13,10 +13,10 @@ import pytest
 
 from engine.vllm.hosted import Ask, EngineDiedError, News
 from engine.vllm.media import prompt_of
-from engine.vllm.refused import RefusedError
 from engine.vllm.requests import Requests
 from engine.wire.grammar import Choice, Grammar
 from engine.wire.messages import Abort, Failed, Finished, Message, Sampling, Stop, Submit, Tokens
+from engine.wire.refused import RefusedError
 
 PEER, OTHER = b"gateway", b"another"
 PLAIN = Submit("r", (1, 2, 3), Sampling(max_tokens=4))

@@ -1,4 +1,4 @@
-"""What this worker does not do: told to the gateway by name, before any token."""
+"""A request that a worker will not serve: told to its gateway as `Failed`, before any token."""
 
 from __future__ import annotations
 
