@@ -181,8 +181,9 @@ def layers_of(bench: Bench, batch: int, context: int) -> Iterator[dict[str, Any]
             step(bench, scheduler)
         torch.cuda.synchronize()
     finish(bench, scheduler)
+    on_device = torch.autograd.DeviceType.CUDA  # calls of the driver are among the events, too
     kernels = sorted(
-        (event for event in profile.events() if not event.name.startswith(("Mem", "cuda"))),
+        (one for one in profile.events() if one.device_type == on_device and not one.name.startswith("Mem")),
         key=lambda event: event.time_range.start,
     )
     # A layer is a norm and its attention, then a norm and its MLP; the last norm begins what follows the layers.
@@ -221,6 +222,7 @@ def main(arguments: list[str] | None = None) -> None:
     limits = ceilings()
     bench = build(config, engine)
     weights_bytes = torch.cuda.memory_allocated() - bench.plan.cache_bytes
+    torch.cuda.reset_peak_memory_stats()  # to measure the ceilings, and to draw weights, took memory too
     rows = []
     for batch, context in DECODES:
         rows.append(decode_row(bench, batch, context, limits))
