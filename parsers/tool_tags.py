@@ -24,6 +24,7 @@ _FIXED = {
 }
 # As the template writes them.
 _USUAL = re.compile(f'({"|".join(_FIXED)})|<(invoke|parameter) name="([^"]{{1,1000}})">')
+_BEGINNINGS = {kind: tag for tag, kind in _FIXED.items()} | {"invoke": INVOKE, "parameter": PARAMETER}
 _ALL = (*_FIXED, INVOKE, PARAMETER)
 _LONGEST = max(map(len, _ALL))
 
@@ -72,6 +73,12 @@ def read_tag(text: str, at: int, bracketless: bool = False) -> Tag | Partial | N
         if any(spelling.startswith(rest) for spelling in (*_ALL, INVOKE[1:] if bracketless else "")):
             return Partial(ANY_TEXT)
     return None
+
+
+def may_become(text: str, at: int, kinds: tuple[str, ...]) -> bool:
+    """Whether the tag that has begun at that place can be of one of these kinds."""
+    rest = text[at : at + _LONGEST]
+    return any(rest.startswith(tag) or tag.startswith(rest) for tag in map(_BEGINNINGS.__getitem__, kinds))
 
 
 def _read_opening(text: str, behind_word: int, kind: str, repairs: tuple[Repair, ...]) -> Tag | Partial | None:
@@ -154,9 +161,9 @@ def counts(text: str, behind: int, kind: str, end: End | None) -> bool | Partial
     if at == len(text):
         return end is not None or Partial(VISIBLE)
     tag = read_tag(text, at)
-    if isinstance(tag, Partial):
+    if isinstance(tag, Partial) and may_become(text, at, _FOLLOWERS[kind]):
         return end == "cut" if end is not None else tag
-    if tag is None or tag.kind not in _FOLLOWERS[kind]:
+    if not isinstance(tag, Tag) or tag.kind not in _FOLLOWERS[kind]:
         return False
     if tag.kind in ("parameter", "invoke", "open_block") or kind == "close_invoke":
         return True

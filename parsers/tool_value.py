@@ -88,7 +88,7 @@ class ValueReader:
             if verdict:
                 return Reading(at, closed=True, by_run=bool(self._examples))
             tag = match.group()
-            if tag.startswith("</"):
+            if tag != PARAMETER:
                 self._close_example(tag)
             self._tell(tag)
             at = match.end()
@@ -130,7 +130,7 @@ class ValueReader:
         rest = text[begin:]
         if any(tag.startswith(rest) for tag in _CLOSERS):
             return begin - 1 if begin > at and text[begin - 1] == _MARK else begin
-        if PARAMETER.startswith(rest):
+        if PARAMETER.startswith(rest) and not self._examples:
             begins_line = text[begin - 1] == "\n" if begin > at else self._newline or self._first_line
             return begin if begins_line else length
         return length
@@ -195,6 +195,6 @@ def _runs_to_end(text: str, at: int, end: End | None) -> bool | Partial:
             break
         at = match.end()
     rest = text[at:] if len(text) - at < _LONGEST + 1 else "-"
-    if end == "stop" or not any(tag.startswith(rest) for tag in (*_CLOSERS, CLOSE_BLOCK)):
+    if end == "stop" or not any(tag.startswith(rest) for tag in (CLOSE_INVOKE, CLOSE_CALL, CLOSE_BLOCK)):
         return False
     return Partial(None)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from parsers.control_tags import OPEN_CALL, without_marks
+from parsers.control_tags import without_marks
 from parsers.events import Event
 from parsers.pending_text import PendingText
 from parsers.repairs import Repair
@@ -29,6 +29,7 @@ from parsers.tool_tags import (
     Partial,
     Tag,
     behind_space,
+    may_become,
     read_tag,
 )
 from parsers.tool_value import Reading, ValueReader
@@ -42,6 +43,7 @@ _OPENINGS = (OPEN_BLOCK, INVOKE)
 _LONGEST = max(map(len, _OPENINGS))
 _TAG_BEGINS = re.compile(f"[<{_MARK}]")
 _UNKNOWN = ParameterTypes(None)
+_BEHIND_CALL = ("invoke", "close_block", "close_invoke")
 
 
 class ToolCallParser:
@@ -124,9 +126,9 @@ class ToolCallParser:
             self._state = self._json_body
             return True
         tag = read_tag(text, at, bracketless=True)
-        if isinstance(tag, Partial):
+        if isinstance(tag, Partial) and (text[at] == INVOKE[1] or may_become(text, at, ("invoke",))):
             return self._undecided(tag.wake, behind, end)
-        if tag is None or tag.kind != "invoke":
+        if not isinstance(tag, Tag) or tag.kind != "invoke":
             return self._refuse_block(behind)
         self._out.drop_newline()
         self._begin_call(tag)
@@ -302,7 +304,9 @@ class ToolCallParser:
             self._state = self._in_call
             if reading.by_run:
                 self._count(Repair.EXAMPLE_LEFT_OPEN)
-                self._in.replace(CLOSE_PARAMETER + CLOSE_INVOKE + CLOSE_BLOCK)
+                rest = self._in.text.rstrip()
+                behind = self._in.text[len(rest) :] if rest.endswith(CLOSE_BLOCK) else ""
+                self._in.replace(CLOSE_PARAMETER + CLOSE_INVOKE + CLOSE_BLOCK + behind)
             return True
         if end is None:
             self._in.wake = reading.wake
@@ -322,15 +326,13 @@ class ToolCallParser:
             if end is None:
                 self._in.wake = tag.wake
                 return False
-            # Only a beginning that an opening tag alone can have is content.
-            half_opening = len(text) - at > 1 and OPEN_CALL.startswith(text[at:].lstrip(_MARK))
-            if at == len(text) or (end == "cut" and not half_opening):
+            if at == len(text) or (end == "cut" and may_become(text, at, _BEHIND_CALL)):
                 self._in.at = len(text)
                 return False
         if isinstance(tag, Tag) and tag.kind == "invoke":
             self._begin_call(tag)
             return True
-        if isinstance(tag, Tag) and tag.kind in ("close_block", "close_invoke"):
+        if isinstance(tag, Tag) and tag.kind in _BEHIND_CALL:
             self._in.at = tag.end
             if tag.kind == "close_block":
                 self._state = self._behind_block
