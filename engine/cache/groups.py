@@ -28,6 +28,7 @@ class SequencePages:
         "dsa",
         "first_mtp",
         "first_swa",
+        "home",
         "kept",
         "mtp",
         "next_event",
@@ -37,7 +38,8 @@ class SequencePages:
         "tail",
     )
 
-    def __init__(self, kept: frozenset[int]) -> None:
+    def __init__(self, kept: frozenset[int], home: int = 0) -> None:
+        self.home = home  # the rank whose pages they are
         self.dsa: list[int] = []
         self.swa: list[int] = []  # -1 where the page has left the window
         self.first_swa = 0  # pages before it have left the window
@@ -64,8 +66,9 @@ class SequencePages:
 
 
 class HybridCache:
-    def __init__(self, plan: CapacityPlan, enable_prefix_caching: bool) -> None:
+    def __init__(self, plan: CapacityPlan, enable_prefix_caching: bool, home: int = 0) -> None:
         self._plan = plan
+        self._home = home
         self._page_size = plan.page_size
         self._window = plan.window
         self._window_pages = pages_of_window(plan.window, plan.page_size)
@@ -87,9 +90,9 @@ class HybridCache:
 
     def begin(self, tokens: Sequence[int], salt: str, kept: frozenset[int], reuse: bool) -> SequencePages:
         """A sequence with what is found of its tokens, all but the last at most. `reuse`: whether to look."""
-        pages = SequencePages(kept)
+        pages = SequencePages(kept, self._home)
         if self._enabled:
-            hit = self._index.find(salt, tokens, (len(tokens) - 1) // self._page_size if reuse else 0)
+            hit = self._index.find(salt, tokens, self._most_found(tokens) if reuse else 0)
             for page in hit.dsa_pages:
                 self._pool.share(DSA, page)
             for page in hit.swa_pages:
@@ -106,6 +109,14 @@ class HybridCache:
             pages.capacity = pages.num_hit = len(hit.dsa_pages) * self._page_size
         self._plan_event(pages)
         return pages
+
+    def num_hit(self, tokens: Sequence[int], salt: str) -> int:
+        """Tokens that a sequence would find if it began now."""
+        if not self._enabled:
+            return 0
+        hit = self._index.find(salt, tokens, self._most_found(tokens))
+        self._index.let_go(hit.tail)
+        return len(hit.dsa_pages) * self._page_size
 
     def grow(self, pages: SequencePages, num_tokens: int) -> int:
         """Room for up to `num_tokens` of the sequence. Returns for how many there is, which may be fewer."""
@@ -197,6 +208,10 @@ class HybridCache:
             plan.name: self._pool.num_used(group) * plan.page_bytes / self._plan.cache_bytes
             for group, plan in zip(self._groups, self._plan.groups, strict=True)
         }
+
+    def _most_found(self, tokens: Sequence[int]) -> int:
+        """Pages: one token at least is left to be computed."""
+        return (len(tokens) - 1) // self._page_size
 
     def _find_drafts(self, pages: SequencePages, hit: Hit) -> None:
         """A hit without all of the drafts' window is one all the same: they pause until the window is written anew."""

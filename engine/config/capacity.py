@@ -77,6 +77,7 @@ class CapacityPlan:
     encoder_cache_tokens: int = 0  # media tokens whose embeddings are kept
     mtp: GroupPlan | None = None  # rows of the layer that drafts; None: nothing is drafted
     max_draft_rows: int = 0  # tokens of a step's sequences that decode, up to which drafts are added to them
+    homes: int = 1  # ranks that each have such a cache of their own; a sequence's rows are in one of them
 
     @property
     def groups(self) -> tuple[GroupPlan, ...]:
@@ -113,12 +114,12 @@ class CapacityPlan:
         return len(self.groups[1:]) * pages_of_window(self.window, self.page_size)
 
     def sequences_of(self, num_tokens: int) -> int:
-        """How many sequences of this length fit at once."""
+        """How many sequences of this length fit at once, over all homes."""
         dsa_pages = -(-num_tokens // self.page_size)
         windowed = min(dsa_pages, pages_of_window(self.window, self.page_size))
         slabs = dsa_pages / self.dsa.pages_per_slab
         slabs += sum(windowed / group.pages_per_slab for group in self.groups[1:])
-        return int(self.num_slabs / slabs)
+        return self.homes * int(self.num_slabs / slabs)
 
     def report(self) -> str:
         """For the log and for `dots3 plan`."""
@@ -133,6 +134,8 @@ class CapacityPlan:
         ]
         if self.mtp is not None:
             lines.append(f"  mtp: drafts, {self.mtp.bytes_per_token:,} B/token for the same window")
+        if self.homes > 1:
+            lines[0] += f", on each of {self.homes} ranks, which hold the rows of different sequences"
         lines.append(f"  longest request {self.max_model_len:,} tokens; {fit}")
         return "\n".join(lines)
 
@@ -170,6 +173,7 @@ def plan_capacity(model: ModelConfig, engine: EngineConfig, free_bytes: int) -> 
         encoder_cache_tokens=engine.encoder_cache_bytes // (model.hidden * _DTYPE_BYTES[engine.dtype]),
         mtp=None if mtp is None else _in_slabs(mtp, slab_bytes),
         max_draft_rows=min(engine.speculative_rows, engine.max_num_batched_tokens) if drafts else 0,
+        homes=engine.homes,
     )
     return _limited(plan, engine.max_model_len, model.max_position_embeddings)
 

@@ -35,6 +35,7 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     tensor_parallel_size: int = 1  # ranks that share every layer
     enable_expert_parallel: bool = False  # each of them holds whole experts
+    attention_data_parallel: bool = False  # each of them attends for sequences of its own, whose rows it alone holds
     seed: int = 0  # of requests that bring none
     speculative_rows: int = 8  # of a step's sequences that decode, up to which drafts are added to them
     speculative_tokens: int = 0  # drafted at most for each step of a sequence; 0: the layer that drafts is not loaded
@@ -66,12 +67,21 @@ class EngineConfig:
                 f"max_num_batched_tokens must be at least max_num_seqs ({self.max_num_seqs}), so that every sequence"
                 f" can take a token a step, got {self.max_num_batched_tokens}"
             )
+        if self.attention_data_parallel and self.tensor_parallel_size < 2:
+            raise ValueError(
+                f"attention_data_parallel needs a tensor_parallel_size of at least 2, got {self.tensor_parallel_size}"
+            )
         if not 0 <= self.speculative_tokens <= MAX_SPECULATIVE_TOKENS:
             raise ValueError(
                 f"speculative_tokens must be from 0 to {MAX_SPECULATIVE_TOKENS}, got {self.speculative_tokens}"
             )
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ValueError(f"gpu_memory_utilization must be above 0 and at most 1, got {self.gpu_memory_utilization}")
+
+    @property
+    def homes(self) -> int:
+        """Ranks with cached rows of their own."""
+        return self.tensor_parallel_size if self.attention_data_parallel else 1
 
     @property
     def cache_dtype(self) -> CacheDtype:

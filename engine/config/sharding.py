@@ -2,8 +2,9 @@
 that is, and what cannot be split.
 
 Heads and MLP widths are split, or whole experts, and the rows of the head; embeddings, latents, norms, the indexer and
-the router are the same on all. The latent cache has no heads: every rank holds all of it. Knows nothing of processes
-and of how ranks talk.
+the router are the same on all. The latent cache has no heads: every rank holds all of it, unless attention is
+data-parallel, when each has all heads and the rows of its own sequences. Knows nothing of processes and of how ranks
+talk.
 """
 
 from __future__ import annotations
@@ -26,11 +27,16 @@ class RankShare(NamedTuple):
     experts: int  # that it holds
     head_rows: int  # of the vocabulary; the last rank's may reach beyond it
     expert_parallel: bool
+    attention_data_parallel: bool = False  # it attends for sequences of its own, with all heads
 
 
-def share_of_rank(config: ModelConfig, ranks: int, expert_parallel: bool) -> RankShare:
+def share_of_rank(
+    config: ModelConfig, ranks: int, expert_parallel: bool, attention_data_parallel: bool = False
+) -> RankShare:
     """Raises ValueError, with the numbers, where the model cannot be split so."""
-    dsa, swa = _heads(config.dsa, ranks, "full-attention"), _heads(config.swa, ranks, "sliding-window")
+    dsa, swa = config.dsa, config.swa
+    if not attention_data_parallel:
+        dsa, swa = _heads(dsa, ranks, "full-attention"), _heads(swa, ranks, "sliding-window")
     moe = config.moe
     experts, expert_inter = moe.experts, moe.inter
     if expert_parallel:
@@ -52,6 +58,7 @@ def share_of_rank(config: ModelConfig, ranks: int, expert_parallel: bool) -> Ran
         experts,
         -(-config.vocab_size // ranks),
         expert_parallel,
+        attention_data_parallel,
     )
 
 
@@ -83,7 +90,7 @@ class Cuts:
         if layer >= self._whole.num_layers:
             return None
         if part == "self_attn":
-            return self._of_attention(layer, matrix)
+            return None if self._share.attention_data_parallel else self._of_attention(layer, matrix)
         dim = {"gate_proj": 0, "up_proj": 0, "down_proj": 1}.get(matrix)
         if dim is None:
             return None

@@ -7,8 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
+
+
+class AllRanks(NamedTuple):
+    """What a rank that attends for its own sequences knows of a step of all ranks."""
+
+    counts: Sequence[int]  # tokens of each rank
+    longest: int  # of all their sequences
 
 
 @dataclass(frozen=True)
@@ -27,3 +35,5 @@ class ForwardContext:
     swa_slots: Tensor
     dsa_table: Tensor  # int32 [sequences, pages]
     swa_table: Tensor
+    homes: Sequence[int] | None = None  # [sequences], ranks that attend for them; None: this one does for all
+    ranks: AllRanks | None = None  # where this is one rank's part of a step

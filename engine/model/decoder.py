@@ -20,7 +20,7 @@ from engine.model.mla import Attention, LayerCache
 from engine.model.mlp import DenseMlp
 from engine.model.moe import MoeMlp
 from engine.model.paged_decode import PagedDecode, dsa_decode, swa_decode
-from engine.model.ranks import Ranks
+from engine.model.ranks import Ranks, Spread
 from engine.model.single import SingleLayer, SingleToken, buffers_of
 from engine.model.single_attention import Buffers, RowNorm
 from engine.model.step import GroupStep, dsa_step, swa_step
@@ -44,17 +44,27 @@ class Layer:
             self._mlp = DenseMlp(weights, f"{prefix}.mlp", config.hidden, config.inter, ops)
 
     def forward(self, hidden: Tensor, step: GroupStep | PagedDecode, cache: LayerCache) -> Tensor:
-        x = self._normed(hidden, self._attention_norm)
         residual = hidden if self._ranks is None else self._ranks.residual(hidden)
-        if isinstance(step, PagedDecode):
-            hidden = self._attention.decode(residual, x, step, cache)
-        else:
-            hidden = self._attention.add_to(residual, x, step, cache)
+        hidden = self._attended(residual, hidden, step, cache)
         if self._ranks is None:
             return self._mlp.add_to(hidden, self._normed(hidden, self._mlp_norm))
         hidden = self._ranks.summed(hidden)
         x = self._normed(hidden, self._mlp_norm)
         return self._ranks.summed(self._mlp.add_to(self._ranks.residual(hidden), x))
+
+    def spread(self, hidden: Tensor, step: GroupStep | PagedDecode | None, cache: LayerCache, ranks: Spread) -> Tensor:
+        """The same for the rows of this rank's own sequences; `step`: None where it has none. The MLP is shared."""
+        if step is not None:
+            hidden = self._attended(hidden, hidden, step, cache)
+        rows = ranks.gathered(hidden)
+        partial = self._mlp.add_to(torch.zeros_like(rows), self._normed(rows, self._mlp_norm))
+        return hidden + ranks.summed(partial)
+
+    def _attended(self, residual: Tensor, hidden: Tensor, step: GroupStep | PagedDecode, cache: LayerCache) -> Tensor:
+        x = self._normed(hidden, self._attention_norm)
+        if isinstance(step, PagedDecode):
+            return self._attention.decode(residual, x, step, cache)
+        return self._attention.add_to(residual, x, step, cache)
 
     def single(self, buffers: Buffers) -> SingleLayer:
         (attention_norm,), (mlp_norm,) = RowNorm.each(self._attention_norm), RowNorm.each(self._mlp_norm)
@@ -124,32 +134,43 @@ class TextModel:
         self, tokens: Tensor, ctx: ForwardContext, pool: KvPool, on_layer: Callable[[], None] | None = None
     ) -> Tensor:
         """tokens: int64 ids [tokens], or their embeddings [tokens, hidden], media rows in place → hidden states of the
-        same tokens after the final norm. `on_layer` is called after each layer, for whoever watches that work moves."""
+        same tokens after the final norm. `on_layer` is called after each layer, for whoever watches that work moves.
+
+        Of ranks that attend for their own sequences each has its own tokens, and gets the states of all, rank by rank.
+        """
         hidden = tokens if tokens.is_floating_point() else self.embed(tokens)
         if self._single is not None and ctx.num_decodes == len(ctx.seq_lens) == 1 and self._single.fits(pool):
             return self._single.forward(hidden, ctx, pool, on_layer)
-        turns = (table.index_select(0, ctx.positions).unsqueeze(1) for table in (self._dsa_turns, self._swa_turns))
-        dsa: GroupStep | PagedDecode
-        swa: GroupStep | PagedDecode
-        if self._ops.paged is not None and ctx.num_decodes == len(ctx.seq_lens):
-            dsa = dsa_decode(ctx, pool, self.config, next(turns))
-            swa = swa_decode(ctx, pool.swa_latent, next(turns))
-        else:
-            dsa = dsa_step(ctx, pool, self.config, next(turns))
-            swa = swa_step(ctx, pool.swa_latent, self.config, next(turns))
+        spread = None
+        if ctx.ranks is not None:
+            assert self._ranks is not None
+            spread = Spread(self._ranks.rank, ctx.ranks.counts, self.device)
+        steps = self._steps(ctx, pool) if ctx.seq_lens else None
         for layer in self._layers:
-            if layer.kind == "dsa":
-                rows, keys = pool.dsa_latent, pool.index_cache(layer.place)
-                cache = LayerCache(rows.cache(layer.place), rows.pages, keys)
-                hidden = layer.forward(hidden, dsa, cache)
+            step = None if steps is None else steps[layer.kind]
+            cache = _cache_of(layer, pool)
+            if spread is not None:
+                hidden = layer.spread(hidden, step, cache, spread)
             else:
-                rows = pool.swa_latent
-                hidden = layer.forward(hidden, swa, LayerCache(rows.cache(layer.place), rows.pages, None))
+                assert step is not None
+                hidden = layer.forward(hidden, step, cache)
             if on_layer is not None:
                 on_layer()
-        return self._ops.rms_norm(hidden, self._norm)
+        return self._ops.rms_norm(hidden if spread is None else spread.gathered(hidden), self._norm)
 
     __call__ = forward
+
+    def _steps(self, ctx: ForwardContext, pool: KvPool) -> dict[LayerKind, GroupStep | PagedDecode]:
+        turns = (table.index_select(0, ctx.positions).unsqueeze(1) for table in (self._dsa_turns, self._swa_turns))
+        if self._ops.paged is not None and ctx.num_decodes == len(ctx.seq_lens):
+            return {
+                "dsa": dsa_decode(ctx, pool, self.config, next(turns)),
+                "swa": swa_decode(ctx, pool.swa_latent, next(turns)),
+            }
+        return {
+            "dsa": dsa_step(ctx, pool, self.config, next(turns)),
+            "swa": swa_step(ctx, pool.swa_latent, self.config, next(turns)),
+        }
 
     def _make_single(self) -> SingleToken:
         buffers = buffers_of(self.config)
@@ -162,6 +183,14 @@ class TextModel:
         """Final hidden states [rows, hidden] → fp32 [rows, vocab]."""
         logits = torch.mm(hidden, self._head).float()
         return logits if self._ranks is None else self._ranks.joined(logits)[:, : self.config.vocab_size]
+
+
+def _cache_of(layer: Layer, pool: KvPool) -> LayerCache:
+    if layer.kind == "dsa":
+        rows = pool.dsa_latent
+        return LayerCache(rows.cache(layer.place), rows.pages, pool.index_cache(layer.place))
+    rows = pool.swa_latent
+    return LayerCache(rows.cache(layer.place), rows.pages, None)
 
 
 def _rows(weight: Tensor, rows: range) -> Tensor:

@@ -5,8 +5,11 @@ All of them call the same operations in the same order. Knows nothing of how the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 
 from engine.config.sharding import RankShare
@@ -57,6 +60,49 @@ class Ranks:
         parts = [torch.empty_like(columns) for _ in range(dist.get_world_size())]
         dist.all_gather(parts, columns)
         return torch.cat(parts, dim=1)
+
+
+class Spread:
+    """One step's tokens over ranks that each attend for their own and that share all else: what a rank gathers before a
+    shared part, and its own rows of what came of it.
+
+    Rows of ranks are padded to as many as the busiest has, unless that would move more bytes than a sum over all, in
+    which each value is passed on twice.
+    """
+
+    def __init__(self, rank: int, counts: Sequence[int], device: torch.device) -> None:
+        """`counts`: tokens of each rank."""
+        self._ranks, self._total, self._most = len(counts), sum(counts), max(counts)
+        first = sum(counts[:rank])
+        self._own = slice(first, first + counts[rank])
+        self._padded = self._ranks * self._most <= 2 * self._total
+        self._places: Tensor | None = None  # of the tokens among padded rows; None: there is no padding
+        if self._padded and min(counts) < self._most:
+            places = [number * self._most + place for number, count in enumerate(counts) for place in range(count)]
+            self._places = torch.tensor(places, device=device)
+
+    def gathered(self, own: Tensor) -> Tensor:
+        """Rows of all ranks [tokens, width], rank by rank, bit for bit the same on all."""
+        if not self._padded:
+            rows = own.new_zeros(self._total, own.shape[1])
+            rows[self._own] = own
+            dist.all_reduce(rows)
+            return rows
+        rows = own.new_empty(self._ranks * self._most, own.shape[1])
+        dist.all_gather_into_tensor(rows, F.pad(own, (0, 0, 0, self._most - len(own))))
+        return rows if self._places is None else rows.index_select(0, self._places)
+
+    def summed(self, partial: Tensor) -> Tensor:
+        """This rank's rows of the sum of all ranks' partial results, which are overwritten."""
+        if not self._padded:
+            dist.all_reduce(partial)
+            return partial[self._own]
+        if self._places is not None:
+            padded = partial.new_zeros(self._ranks * self._most, partial.shape[1])
+            partial = padded.index_copy_(0, self._places, partial)
+        own = partial.new_empty(self._most, partial.shape[1])
+        dist.reduce_scatter_tensor(own, partial)
+        return own[: self._own.stop - self._own.start]
 
 
 def least(value: int, device: torch.device) -> int:

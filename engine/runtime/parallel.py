@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -29,7 +29,7 @@ from torch import Tensor
 from engine.config.engine import EngineConfig
 from engine.config.model import ModelConfig
 from engine.config.sharding import RankShare, share_of_rank
-from engine.model.context import ForwardContext
+from engine.model.context import AllRanks, ForwardContext
 from engine.model.decoder import TextModel
 from engine.model.kv_pool import KvPool
 from engine.model.ranks import Ranks
@@ -63,6 +63,8 @@ class Forward(msgspec.Struct, frozen=True, tag=True):
     seq_lens: list[int]
     pages: tuple[int, int]  # width of the tables
     arrays: tuple[bytes, ...]  # ids, positions, both slots: int64; both tables: int32
+    counts: list[int] = []  # where ranks attend for their own sequences: tokens of each; the rest is of the one told
+    longest: int = 0  # of all their sequences
 
 
 class Logits(msgspec.Struct, frozen=True, tag=True):
@@ -93,7 +95,9 @@ def join(place: Place) -> Ranks:
 def _share(place: Place) -> RankShare:
     engine = place.engine
     config = ModelConfig.from_folder(Path(place.folder))
-    return share_of_rank(config, engine.tensor_parallel_size, engine.enable_expert_parallel)
+    return share_of_rank(
+        config, engine.tensor_parallel_size, engine.enable_expert_parallel, engine.attention_data_parallel
+    )
 
 
 class Team:
@@ -139,6 +143,11 @@ class Team:
         for channel in self._channels:
             channel.send_bytes(frame)
 
+    def tell_each(self, messages: Sequence[Told]) -> None:
+        """One to each other rank, in their order."""
+        for channel, message in zip(self._channels, messages, strict=True):
+            channel.send_bytes(msgspec.msgpack.encode(message))
+
     def close(self) -> None:
         """Idempotent."""
         self._closing = True
@@ -171,14 +180,14 @@ class LeadModel:
     def forward(
         self, tokens: Tensor, ctx: ForwardContext, pool: KvPool, on_layer: Callable[[], None] | None = None
     ) -> Tensor:
-        with _together():
+        with together():
             self._team.tell(told(tokens, ctx, recorded=False))
             if tokens.is_floating_point():
                 dist.broadcast(tokens, 0)
             return self._model.forward(tokens, ctx, pool, on_layer)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        with _together():
+        with together():
             self._team.tell(Logits(len(hidden)))
             hidden = hidden.contiguous()
             dist.broadcast(hidden, 0)
@@ -186,7 +195,7 @@ class LeadModel:
 
 
 @contextmanager
-def _together() -> Iterator[None]:
+def together() -> Iterator[None]:
     try:
         yield
     except Exception as error:
@@ -206,6 +215,8 @@ def told(tokens: Tensor, ctx: ForwardContext, *, recorded: bool) -> Forward:
         seq_lens=list(ctx.seq_lens),
         pages=(ctx.dsa_table.shape[1], ctx.swa_table.shape[1]),
         arrays=tuple(array.cpu().numpy().tobytes() for array in arrays),
+        counts=[] if ctx.ranks is None else list(ctx.ranks.counts),
+        longest=0 if ctx.ranks is None else ctx.ranks.longest,
     )
 
 
@@ -216,12 +227,20 @@ def context_of(message: Forward, device: torch.device) -> tuple[Tensor, ForwardC
         return torch.from_numpy(np.frombuffer(bytearray(data), kind).reshape(shape)).to(device)
 
     ids, positions, dsa_slots, swa_slots = (ints(data, np.int64, -1) for data in message.arrays[:4])
-    tables = [
+    dsa_table, swa_table = (
         ints(data, np.int32, len(message.seq_lens), width)
         for data, width in zip(message.arrays[4:], message.pages, strict=True)
-    ]
+    )
     context = ForwardContext(
-        positions, message.query_starts, message.seq_lens, message.num_decodes, dsa_slots, swa_slots, *tables
+        positions,
+        message.query_starts,
+        message.seq_lens,
+        message.num_decodes,
+        dsa_slots,
+        swa_slots,
+        dsa_table,
+        swa_table,
+        ranks=AllRanks(message.counts, message.longest) if message.counts else None,
     )
     return ids, context
 
@@ -234,6 +253,6 @@ class Recorded:
         self._team = team
 
     def forward(self, tokens: Tensor, ctx: ForwardContext) -> Tensor:
-        with _together():
+        with together():
             self._team.tell(told(tokens, ctx, recorded=True))
             return self._forward(tokens, ctx)

@@ -54,10 +54,11 @@ def main() -> int:
             except (EOFError, OSError):  # rank 0 has ended, and may not have done so in order
                 shutil.rmtree(folder, ignore_errors=True)
                 return 0
-            _follow(held, decoder.decode(frame))
+            follow(held, decoder.decode(frame), place.rank)
 
 
-def _follow(held: Held, message: Told) -> None:
+def follow(held: Held, message: Told, rank: int) -> None:
+    """Does what rank 0 said and does itself."""
     model = held.model
     if isinstance(message, Logits):
         model.logits(_from_first(held, message.num_rows))
@@ -65,7 +66,10 @@ def _follow(held: Held, message: Told) -> None:
     device = torch.device("cpu") if message.recorded else model.device
     tokens, context = context_of(message, device)
     if message.embedded:
-        tokens = _from_first(held, message.num_tokens)
+        counts = message.counts
+        tokens = _from_first(held, sum(counts) if counts else message.num_tokens)
+        if counts:
+            tokens = torch.split(tokens, counts)[rank]
     if message.recorded:
         assert held.graphs is not None
         held.graphs.forward(tokens, context)

@@ -74,6 +74,7 @@ class Runner:
         self._inputs = StepInputBuilder(
             plan.page_size, plan.max_model_len, plan.max_num_seqs, plan.max_num_batched_tokens
         )
+        self._homes = plan.homes
         self._prompt_logprobs: dict[Request, list[TokenLogprobs | None]] = {}
         self._masks = MaskJobs(sampler.vocab_size)
         self._known: set[Request] = set()  # of whom anything is kept
@@ -169,8 +170,8 @@ class Runner:
             self._media.do(batch.encoder)  # also in a step of decodes alone, where whoever needs it found no pages
         if self._graphs is not None and batch.num_decodes == len(batch.items):
             tokens = self._staged(inputs.token_ids) if ids is None else ids
-            return self._graphs.forward(tokens, _context(inputs, batch, self._staged))
-        context = _context(inputs, batch, self._to_device)
+            return self._graphs.forward(tokens, _context(inputs, batch, self._staged, self._homes))
+        context = _context(inputs, batch, self._to_device, self._homes)
         tokens = self._tokens(batch, inputs) if ids is None else ids
         return self._model.forward(tokens, context, self._pool, self._on_layer)
 
@@ -225,7 +226,9 @@ class Runner:
         return to_device(array, self._device)
 
 
-def _context(inputs: StepInputs, batch: ScheduledBatch, tensor: Callable[[np.ndarray], torch.Tensor]) -> ForwardContext:
+def _context(
+    inputs: StepInputs, batch: ScheduledBatch, tensor: Callable[[np.ndarray], torch.Tensor], homes: int
+) -> ForwardContext:
     return ForwardContext(
         positions=tensor(inputs.positions),
         query_starts=inputs.query_starts,
@@ -236,3 +239,4 @@ def _context(inputs: StepInputs, batch: ScheduledBatch, tensor: Callable[[np.nda
         dsa_table=tensor(inputs.dsa_table),
         swa_table=tensor(inputs.swa_table),
     )
+        homes=[item.home for item in batch.items for _ in range(1 + item.num_drafts)] if homes > 1 else None,

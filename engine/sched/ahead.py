@@ -5,12 +5,12 @@ Plans nothing but that; whatever else a step may bring is left to a schedule of 
 
 from __future__ import annotations
 
-from engine.cache.groups import HybridCache
+from engine.cache.homes import HomeCaches
 from engine.sched.batch import UNKNOWN_TOKEN, Scheduled, ScheduledBatch
 from engine.sched.request import State
 
 
-def one_further(batch: ScheduledBatch, cache: HybridCache) -> ScheduledBatch | None:
+def one_further(batch: ScheduledBatch, cache: HomeCaches) -> ScheduledBatch | None:
     """Those of `batch` whose answers go on, as far as their lengths tell. None if one of them finds no page.
 
     Pages that were taken until then stay with their requests, which need them in the next step.

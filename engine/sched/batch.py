@@ -30,6 +30,7 @@ class Scheduled(msgspec.Struct, frozen=True, gc=False):
     mtp_pages: tuple[int, ...] = ()  # as `swa_pages`
     draft_rows: bool = False  # the drafts' rows of its tokens are to be written
     next_drafts: int = 0  # to be drafted behind what it samples
+    home: int = 0  # the rank whose cache has the pages
 
     @property
     def drafts(self) -> tuple[int, ...]:

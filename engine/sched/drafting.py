@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from engine.cache.groups import HybridCache
+from engine.cache.homes import HomeCaches
 from engine.sched.request import Request
 
 
@@ -23,7 +23,7 @@ _NOTHING = Drafting()
 
 
 class DraftPlan:
-    def __init__(self, most: int, max_rows: int, cache: HybridCache) -> None:
+    def __init__(self, most: int, max_rows: int, cache: HomeCaches) -> None:
         """`most`: drafts of a sequence. `max_rows`: of a step's sequences that decode, their drafts included."""
         self._most = most
         self._max_rows = max_rows

@@ -27,9 +27,13 @@ class Ranked:
     def best(self) -> Request | None:
         return self._requests[0] if self._requests else None
 
-    @property
-    def worst(self) -> Request | None:
-        return self._requests[-1] if self._requests else None
+    def worst_at(self, home: int) -> Request | None:
+        """Of those that run, with pages of this home."""
+        return next((one for one in reversed(self._requests) if one.pages is not None and one.pages.home == home), None)
+
+    def number_at(self, home: int) -> int:
+        """The same."""
+        return sum(one.pages is not None and one.pages.home == home for one in self._requests)
 
     def add(self, request: Request) -> None:
         insort(self._requests, request, key=_rank)

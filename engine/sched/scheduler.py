@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from engine.cache.groups import HybridCache, SequencePages
+from engine.cache.groups import SequencePages
+from engine.cache.homes import HomeCaches
 from engine.config.capacity import CapacityPlan
 from engine.config.engine import EngineConfig
 from engine.grammar.matcher import Matcher
@@ -28,6 +29,7 @@ from engine.sched.submission import Submission
 from engine.wire.messages import Finished, FinishReason, Submit
 from engine.wire.refused import RefusedError
 
+_HELD_FOR_A_HIT = 8  # tokens that a rank may hold beyond another for each token that is found there and not computed
 _STEPS_BETWEEN_TRIES = 8  # of a request that found no room: looking its prompt up costs time in every step
 
 _NO_DRAFTS: Mapping[Request, Sequence[int]] = {}
@@ -54,14 +56,14 @@ class Scheduler:
 
     def __init__(self, config: EngineConfig, plan: CapacityPlan, clock: Callable[[], float] = time.monotonic) -> None:
         self._plan = plan
-        self._cache = HybridCache(plan, config.enable_prefix_caching)
+        self._cache = HomeCaches(plan, config.enable_prefix_caching)
         self._encodings = Encodings(plan.encoder_cache_tokens, plan.max_encoder_tokens)
         self._clock = clock
         self._submissions: dict[str, Submission] = {}
         self._waiting = Ranked()
         self._running = Ranked()
         self._deadlines: list[tuple[float, int, str]] = []  # heap of time, arrival, id
-        self._alone: Request | None = None  # runs without company until it ends, see _start_over
+        self._alone: dict[int, Request] = {}  # by home; runs without company there until it ends, see _start_over
         self._num_submissions = 0
         self._num_unfinished = 0  # choices
         self._num_steps = 0
@@ -189,8 +191,7 @@ class Scheduler:
                 wanted = min(request.num_remaining, step.budget)
                 if num_tokens := self._with_media(request, self._make_room(request, wanted, step)):
                     self._add(request, num_tokens, step)
-        if not step.preempted or self._alone is not None:
-            self._admit(step)
+        self._admit(step)
         batch = step.batch()
         return None if batch is None else batch._replace(encoder=self._encodings.work())
 
@@ -267,11 +268,11 @@ class Scheduler:
         if start + wanted <= pages.capacity:
             return wanted
         while (num_tokens := self._cache.grow(pages, start + wanted) - start) == 0:
-            victim = self._running.worst
+            victim = self._running.worst_at(pages.home)
             if victim is not None and victim is not request:
                 self._preempt(victim, step)
             else:
-                if len(self._running) == 1:
+                if self._running.number_at(pages.home) == 1:
                     self._start_over(request, step)
                 return 0
         return num_tokens
@@ -287,13 +288,15 @@ class Scheduler:
         self._next_try = 0
 
     def _start_over(self, request: Request, step: Step) -> None:
-        """Nobody else runs, and yet there is no room: pages lie scattered over slabs that then cannot change groups.
+        """Nobody else runs there, and yet there is no room: pages lie scattered over slabs that cannot change groups.
 
         In an empty cache its pages come in order and fit, if it has no company again; `CapacityPlan` sees to that.
         """
+        assert request.pages is not None
+        home = request.pages.home
         self._preempt(request, step)
-        self._cache.drop_cached()
-        self._alone = request
+        self._cache.drop_cached(home)
+        self._alone[home] = request
 
     # ---- admission
 
@@ -301,7 +304,7 @@ class Scheduler:
         if self._num_steps < self._next_try:
             return
         while step.budget and len(self._running) < self._plan.max_num_seqs:
-            request = self._next_waiting()
+            request = self._next_waiting(step)
             if request is None:
                 return
             num_tokens = self._start(request, step.budget)
@@ -312,26 +315,48 @@ class Scheduler:
                 return
             self._add(request, num_tokens, step)
 
-    def _next_waiting(self) -> Request | None:
-        if self._alone is None:
-            return self._waiting.best
-        return self._alone if self._alone.state is State.WAITING else None
+    def _next_waiting(self, step: Step) -> Request | None:
+        for alone in self._alone.values():
+            if alone.state is State.WAITING:
+                return alone
+        if step.preempted or len(self._alone) == self._plan.homes:
+            return None  # nobody takes the place of the preempted at once
+        return self._waiting.best
 
     def _start(self, request: Request, budget: int) -> int | None:
         """Makes it run, if there is room for all its tokens. Returns how many it may compute in this step.
 
         None: it does not run. 0: it does, but its media cannot be encoded in this step any more.
         """
-        pages = self._begin(request)
-        company = len(self._running)
+        started = (self._start_at(home, request, budget) for home in self._homes_for(request))
+        return next((num_tokens for num_tokens in started if num_tokens is not None), None)
+
+    def _homes_for(self, request: Request) -> Sequence[int]:
+        """Where it may run, the best first: there the fewest tokens are held, and more of its own are found."""
+        if self._plan.homes == 1:
+            return (0,)
+        if (home := next((home for home, alone in self._alone.items() if alone is request), None)) is not None:
+            return (home,)
+        hits = [0] * self._plan.homes
+        if not request.reads_prompt:
+            hits = self._cache.num_hits(request.keys, request.submission.submit.cache_salt)
+        costs = [-_HELD_FOR_A_HIT * hit for hit in hits]
+        for other in self._running:
+            assert other.pages is not None
+            costs[other.pages.home] += len(other.tokens)
+        return sorted(set(range(self._plan.homes)) - self._alone.keys(), key=lambda home: (costs[home], home))
+
+    def _start_at(self, home: int, request: Request, budget: int) -> int | None:
+        pages = self._begin(home, request)
+        company = self._running.number_at(home)
         if company and not self._cache.has_room(pages, len(request.tokens), spare_pages=company):
             self._cache.end(pages, resumes=True)
             return None
         num_tokens = self._grow_first(request, pages, budget)
         if num_tokens == 0 and company == 0:
             self._cache.end(pages, resumes=True)
-            self._cache.drop_cached()
-            pages = self._begin(request)
+            self._cache.drop_cached(home)
+            pages = self._begin(home, request)
             num_tokens = self._grow_first(request, pages, budget)
         if num_tokens == 0:
             self._cache.end(pages, resumes=True)
@@ -343,10 +368,10 @@ class Scheduler:
         self._encodings.computed(request, request.num_computed)
         return self._with_media(request, num_tokens)
 
-    def _begin(self, request: Request) -> SequencePages:
+    def _begin(self, home: int, request: Request) -> SequencePages:
         submission = request.submission
         salt = submission.submit.cache_salt
-        return self._cache.begin(request.keys, salt, submission.kept, reuse=not request.reads_prompt)
+        return self._cache.begin(home, request.keys, salt, submission.kept, reuse=not request.reads_prompt)
 
     def _grow_first(self, request: Request, pages: SequencePages, budget: int) -> int:
         return self._cache.grow(pages, min(len(request.tokens), pages.num_hit + budget)) - pages.num_hit
@@ -386,8 +411,8 @@ class Scheduler:
         request.end(reason)
         self._num_unfinished -= 1
         self._next_try = 0
-        if self._alone is request:
-            self._alone = None
+        for home in [home for home, alone in self._alone.items() if alone is request]:
+            del self._alone[home]
 
     def _abort(self, submission: Submission) -> Finished:
         submission.aborted = True
@@ -416,6 +441,8 @@ class Scheduler:
             assert [request.rank for request in queue] == mine
         assert self._num_unfinished == sum(choice.state is not State.ENDED for choice in choices)
         assert all(choice.num_computed < len(choice.tokens) for choice in choices if choice.state is not State.ENDED)
-        assert self._alone is None or all(request is self._alone for request in self._running)
+        for home, alone in self._alone.items():
+            there = [request for request in self._running if request.pages is not None and request.pages.home == home]
+            assert there in ([], [alone])
         self._encodings.check_integrity([choice for choice in choices if choice.state is not State.ENDED])
         self._cache.check_integrity(request.pages for request in self._running if request.pages is not None)

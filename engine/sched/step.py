@@ -22,7 +22,8 @@ class Step:
         assert pages is not None
         dsa, swa, mtp = pages.tables
         start = request.num_computed
-        self._decodes[request] = Scheduled(request, start, 1, (request.tokens[start],), dsa, swa, True, (), 0, mtp)
+        ids = (request.tokens[start],)
+        self._decodes[request] = Scheduled(request, start, 1, ids, dsa, swa, True, (), 0, mtp, home=pages.home)
         self.budget -= 1
 
     def add(self, request: Request, num_tokens: int, drafting: Drafting) -> None:
@@ -36,7 +37,9 @@ class Step:
         samples = end == len(request.tokens) and request.sampling.max_tokens > 0
         media = spans_within(request.parts, start, num_tokens) if request.parts else ()
         dsa, swa, mtp = pages.tables
-        item = Scheduled(request, start, num_tokens, ids, dsa, swa, samples, media, num_drafts, mtp, *drafting)
+        item = Scheduled(
+            request, start, num_tokens, ids, dsa, swa, samples, media, num_drafts, mtp, *drafting, pages.home
+        )
         (self._decodes if request.decodes else self._prefills)[request] = item
         self.budget -= num_tokens
 

@@ -27,6 +27,7 @@ class Case(NamedTuple):
     fp8: bool
     changes: dict[str, Any]
     base: str = "plain"
+    attention_data_parallel: bool = False
 
 
 # Widths, vocabularies and experts that the ranks do not divide evenly, where that is allowed; with FP8, widths of which
@@ -41,6 +42,22 @@ CASES = {
     "four ranks, whole experts, FP8": Case(
         4, True, True, {"intermediate_size": 576, "moe_shared_expert_intermediate_size": 192, "v_head_dim": 44}
     ),
+    "two ranks, own sequences": Case(
+        2, False, False, {"vocab_size": VOCAB + 5, "num_attention_heads": 3, "num_key_value_heads": 3}, "plain", True
+    ),
+    "four ranks, own sequences, whole experts, FP8": Case(
+        4, True, True, {"intermediate_size": 576, "moe_shared_expert_intermediate_size": 192}, "grouped", True
+    ),
+}
+MORE = {
+    "two ranks, own sequences, whole experts": Case(2, True, False, {"moe_intermediate_size": 41}, "grouped", True),
+    "four ranks, own sequences": Case(4, False, False, {"vocab_size": VOCAB + 1}, "wide-latents", True),
+    "two ranks, own sequences, FP8": Case(
+        2, False, True, {"intermediate_size": 352, "moe_intermediate_size": 256, "v_head_dim": 44}, "plain", True
+    ),
+    "three ranks, own sequences": Case(
+        3, False, False, {"intermediate_size": 159, "moe_intermediate_size": 42}, "plain", True
+    ),
 }
 
 
@@ -54,7 +71,12 @@ def texts(vocab: int) -> list[Text]:
     ]
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def cases() -> list[Any]:
+    more = [pytest.param(case, id=name, marks=pytest.mark.slow) for name, case in MORE.items()]
+    return [*(pytest.param(case, id=name) for name, case in CASES.items()), *more]
+
+
+@pytest.mark.parametrize("case", cases())
 def test_ranks_compute_what_one_process_does(case: Case, tmp_path: Path) -> None:
     folder = tmp_path / "plain"
     write_checkpoint(folder, tiny_config(case.base, **(HEADS | case.changes)), seed=2)
@@ -66,7 +88,15 @@ def test_ranks_compute_what_one_process_does(case: Case, tmp_path: Path) -> None
     config = ModelConfig.from_folder(folder)
     asked = texts(config.vocab_size)
     wanted = logits_of_one(folder, asked)
-    found = logits_of_ranks(folder, case.ranks, case.expert_parallel, asked, tmp_path / "ranks")
+    found = logits_of_ranks(
+        folder,
+        asked,
+        tmp_path / "ranks",
+        case.ranks,
+        enable_expert_parallel=case.expert_parallel,
+        attention_data_parallel=case.attention_data_parallel,
+    )
+    assert len(found) == (1 if case.attention_data_parallel else case.ranks)
     assert wanted.shape == (sum(len(text.ids) - 1 for text in asked), config.vocab_size)
     for logits in found:
         assert torch.equal(logits, found[0])

@@ -10,7 +10,7 @@ from engine.sched.scheduler import Figures
 from tests.support.fake_steps import VOCAB, Run, small_plan
 
 
-def random_plan(rng: random.Random, drafts: bool) -> CapacityPlan:
+def random_plan(rng: random.Random, drafts: bool, homes: int) -> CapacityPlan:
     plan = small_plan(
         0,
         page_size=rng.choice([1, 2, 4]),
@@ -20,15 +20,16 @@ def random_plan(rng: random.Random, drafts: bool) -> CapacityPlan:
         max_num_seqs=rng.choice([1, 3, 8]),
         max_num_batched_tokens=rng.choice([8, 16, 64]),
         drafts=drafts,
+        homes=homes,
     )
     # Often just the room that one sequence of the greatest length needs.
     return replace(plan, num_slabs=plan.slabs_for(plan.max_model_len) + rng.choice([0, 0, 1, 5, 40]))
 
 
 class Walk:
-    def __init__(self, seed: int, num_drafts: int) -> None:
+    def __init__(self, seed: int, num_drafts: int, homes: int) -> None:
         self.rng = random.Random(seed)
-        plan = random_plan(self.rng, num_drafts > 0)
+        plan = random_plan(self.rng, num_drafts > 0, homes)
         self.run = Run(plan, enable_prefix_caching=seed % 5 != 0, speculative_tokens=num_drafts)
         longest = self.run.plan.max_model_len - 4
         self.stems = [[self.token() for _ in range(self.rng.randrange(1, longest))] for _ in range(4)]
@@ -72,7 +73,7 @@ class Walk:
         after = self.run.scheduler.figures()
         if preempted := after.preemptions - before.preemptions:
             # Nobody takes the place of the preempted at once.
-            assert after.running <= max(1, before.running - preempted)
+            assert after.running <= max(self.run.plan.homes, before.running - preempted)
         self.run.scheduler.check_integrity()
         self.disturb()
         if batch is not None:
@@ -96,8 +97,8 @@ class Walk:
             assert not run.finished[request_id].aborted
 
 
-def walk(seed: int, num_steps: int, num_drafts: int) -> Figures:
-    one = Walk(seed, num_drafts)
+def walk(seed: int, num_steps: int, num_drafts: int, homes: int = 1) -> Figures:
+    one = Walk(seed, num_drafts, homes)
     for number in range(num_steps):
         if one.rng.random() < 0.5:
             one.submit(f"r{number}")
@@ -122,6 +123,11 @@ def test_drafts_change_no_answer_and_leave_nothing_behind(seed: int) -> None:
     walk(seed, num_steps=60, num_drafts=1 + seed % 3)
 
 
+@pytest.mark.parametrize("seed", [*range(3000, 3030), 42, 411, 585, 1336])
+def test_ranks_with_caches_of_their_own_mix_nothing_up(seed: int) -> None:
+    walk(seed, num_steps=60, num_drafts=seed % 3, homes=2 + seed % 3)
+
+
 def test_drafts_are_made_and_found_right_and_wrong_on_the_walks() -> None:
     figures = [walk(seed, num_steps=40, num_drafts=3) for seed in range(4)]
     drafted = [sum(one.drafted_tokens[position] for one in figures) for position in range(3)]
@@ -133,4 +139,4 @@ def test_drafts_are_made_and_found_right_and_wrong_on_the_walks() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1000, 1200))
 def test_every_request_gets_its_own_answer_and_one_end_on_long_walks(seed: int) -> None:
-    walk(seed, num_steps=250, num_drafts=seed % 4)
+    walk(seed, num_steps=250, num_drafts=seed % 4, homes=1 + seed % 5 // 3)

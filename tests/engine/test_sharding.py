@@ -19,7 +19,7 @@ FP8 = replace(RELEASED, fp8=True)
 
 def test_one_rank_holds_the_model() -> None:
     for config in (RELEASED, FP8):
-        assert share_of_rank(config, 1, expert_parallel=False) == (config, 256, config.vocab_size, False)
+        assert share_of_rank(config, 1, expert_parallel=False) == (config, 256, config.vocab_size, False, False)
 
 
 @pytest.mark.parametrize(("ranks", "dense", "shared"), [(2, 6912, 768), (4, 3456, 384), (8, 1792, 256), (16, 896, 128)])

@@ -36,6 +36,7 @@ def small_plan(
     max_num_seqs: int = 8,
     max_num_batched_tokens: int = 16,
     drafts: bool = False,
+    homes: int = 1,
 ) -> CapacityPlan:
     part = RowPart("latent", "float32", 1, 0)
     dsa = GroupPlan("dsa", 1, None, (part,), 12, pages_per_slab[0])
@@ -52,6 +53,7 @@ def small_plan(
         max_num_batched_tokens=max_num_batched_tokens,
         mtp=mtp,
         max_draft_rows=min(16, max_num_batched_tokens) if drafts else 0,
+        homes=homes,
     )
 
 
@@ -83,13 +85,16 @@ def expected_answer(submit: Submit, index: int, max_model_len: int) -> tuple[lis
     return answer, "length"
 
 
+_Slot = tuple[int, int]  # home, and place in its cache
+
+
 class FakeModel:
     def __init__(self, plan: CapacityPlan) -> None:
         self._page_size = plan.page_size
         self._window = plan.window
-        self._dsa: dict[int, int] = {}  # slot → row
-        self._swa: dict[int, int] = {}
-        self._mtp: dict[int, tuple[int, int]] = {}  # slot → row and the token after it
+        self._dsa: dict[_Slot, int] = {}  # → row
+        self._swa: dict[_Slot, int] = {}
+        self._mtp: dict[_Slot, tuple[int, int]] = {}  # → row and the token after it
         self._chance = random.Random(0)
         self.drafts: dict[Request, list[int]] = {}  # of the last step
         self._encoder_cache_tokens = plan.encoder_cache_tokens
@@ -141,27 +146,27 @@ class FakeModel:
         end = item.start + item.num_tokens - item.num_drafts
         return digest([*item.request.keys[:end], *item.drafts], item.request.submission.submit.cache_salt)
 
-    def _slot(self, table: tuple[int, ...], position: int) -> int:
+    def _slot(self, item: Scheduled, table: tuple[int, ...], position: int) -> _Slot:
         page = table[position // self._page_size]
         assert page >= 0, f"position {position} has no page"
-        return page * self._page_size + position % self._page_size
+        return item.home, page * self._page_size + position % self._page_size
 
     def _write(self, item: Scheduled) -> None:
         end = item.start + item.num_tokens
         assert item.token_ids == (*item.request.tokens[item.start : end - item.num_drafts], *item.drafts)
         values = self._values(item)
         for position in range(item.start, end):
-            self._dsa[self._slot(item.dsa_pages, position)] = values[position]
-            self._swa[self._slot(item.swa_pages, position)] = values[position]
+            self._dsa[self._slot(item, item.dsa_pages, position)] = values[position]
+            self._swa[self._slot(item, item.swa_pages, position)] = values[position]
 
     def _read(self, item: Scheduled) -> list[int]:
         """What follows: of each draft that is right one token more."""
         end = item.start + item.num_tokens
         values = self._values(item)
         for position in range(end):
-            assert self._dsa[self._slot(item.dsa_pages, position)] == values[position]
+            assert self._dsa[self._slot(item, item.dsa_pages, position)] == values[position]
         for position in range(max(0, item.start - self._window + 1), end):
-            assert self._swa[self._slot(item.swa_pages, position)] == values[position]
+            assert self._swa[self._slot(item, item.swa_pages, position)] == values[position]
         if not item.samples:
             return []
         tokens: list[int] = []
@@ -177,18 +182,18 @@ class FakeModel:
         values = digest(tokens, salt)
         end = min(item.start + item.num_tokens - item.num_drafts + max(0, len(sampled) - 1), len(tokens) - 1)
         for position in range(item.start, end):
-            self._mtp[self._slot(item.mtp_pages, position)] = (values[position], tokens[position + 1])
+            self._mtp[self._slot(item, item.mtp_pages, position)] = (values[position], tokens[position + 1])
         if not item.next_drafts:
             return
         drafts: list[int] = []
         for position in range(end - 1, end - 1 + item.next_drafts):
             for before in range(max(0, position - self._window + 1), end):
-                row, following = self._mtp[self._slot(item.mtp_pages, before)]
+                row, following = self._mtp[self._slot(item, item.mtp_pages, before)]
                 assert row == values[before]
                 # The last row of a shared page was written for what came after it elsewhere.
                 assert following == tokens[before + 1] or (before + 1) % self._page_size == 0
-            self._mtp[self._slot(item.mtp_pages, position)] = (values[end - 1], -1)
-            self._mtp[self._slot(item.mtp_pages, end - 1)] = (values[end - 1], tokens[end])
+            self._mtp[self._slot(item, item.mtp_pages, position)] = (values[end - 1], -1)
+            self._mtp[self._slot(item, item.mtp_pages, end - 1)] = (values[end - 1], tokens[end])
             right = next_token(digest([*tokens, *drafts], salt)[-1], request.index)
             drafts.append(right if self._chance.random() < 0.7 else self._chance.randrange(VOCAB))
         self.drafts[request] = drafts
