@@ -22,6 +22,8 @@ from engine.model.kv_pool import KvPool
 from engine.model.load import load_drafter, load_model
 from engine.model.mtp import Drafter
 from engine.model.ranks import Ranks, least
+from engine.runtime.draft_graphs import DraftGraphs
+from engine.runtime.drafted import DraftedSteps
 from engine.runtime.drafts import Drafts
 from engine.runtime.grammars import Grammars
 from engine.runtime.graphs import DecodeGraphs, GpuRecorder
@@ -29,6 +31,7 @@ from engine.runtime.loop import Loop
 from engine.runtime.media import LoadedMedia, load_media
 from engine.runtime.media_encoder import MediaEncoder
 from engine.runtime.parallel import LeadModel, Recorded, Team, join
+from engine.runtime.parallel_spread import led
 from engine.runtime.progress import Progress
 from engine.runtime.runner import Runner
 from engine.runtime.sampler import Sampler
@@ -97,7 +100,7 @@ def build(folder: Path, engine: EngineConfig, worker_id: str, team: Team | None 
     progress = Progress(only_steps=device.type != "cpu")
     on_layer = progress.stamp if device.type == "cpu" else None
     encoder = None if media is None else media.encoder(device, on_layer)
-    runner = _runner(held, team, sampler, on_layer, encoder, drafter)
+    runner = _runner(held, team, sampler, on_layer, encoder, drafter, engine.speculative_tokens)
     _warm_up(runner, engine, plan)
     intake = None if media is None else media.intake(min(plan.encoder_cache_tokens, plan.max_model_len))
     support = None if intake is None else intake.support
@@ -117,16 +120,29 @@ def _runner(
     on_layer: Callable[[], None] | None,
     encoder: MediaEncoder | None,
     drafter: Drafter | None,
+    num_drafts: int,
 ) -> Runner:
     """The first rank drafts alone, with all of that layer, but for the head."""
     plan, pool = held.plan, held.pool
     model: TextModel | LeadModel = held.model
     graphs: DecodeGraphs | Recorded | None = held.graphs
     if team is not None:
-        model = LeadModel(held.model, team)
-        graphs = None if held.graphs is None else Recorded(held.graphs.forward, team)
+        model, graphs = led(held.model, held.graphs, team)
     drafts = None if drafter is None else Drafts(drafter, model.logits, pool, plan, sampler)
-    return Runner(model, pool, plan, sampler, on_layer, encoder, graphs, drafts)
+    drafted = None
+    if drafter is not None and team is None and held.model.device.type == "cuda":
+        drafted = _drafted(held, sampler, drafter, num_drafts)
+    return Runner(model, pool, plan, sampler, on_layer, encoder, graphs, drafts, drafted)
+
+
+def _drafted(held: Held, sampler: Sampler, drafter: Drafter, num_drafts: int) -> DraftedSteps:
+    from engine.kernels.sample import sample  # Triton comes with torch's builds for GPUs alone
+
+    model, device = held.model, held.model.device
+    graphs = DraftGraphs(drafter, model.logits, held.pool, held.plan, num_drafts, sample, GpuRecorder())
+    with torch.inference_mode():
+        graphs.record_all(torch.empty(1, model.config.hidden, dtype=model.dtype, device=device))
+    return DraftedSteps(graphs, sampler, device)
 
 
 def _warm_up(runner: Runner, engine: EngineConfig, plan: CapacityPlan) -> None:
@@ -134,7 +150,9 @@ def _warm_up(runner: Runner, engine: EngineConfig, plan: CapacityPlan) -> None:
     scheduler = Scheduler(engine, plan)
     max_tokens = 2 + engine.speculative_tokens
     length = min(2 * plan.page_size, plan.max_model_len - max_tokens)
-    scheduler.submit(Submit("warm-up", tuple(range(length)), Sampling(max_tokens=max_tokens, top_p=0.9, seed=0)))
+    sampling = Sampling(max_tokens=max_tokens, top_p=0.9, seed=0)
+    for home in range(plan.homes):  # each begins where nobody is yet
+        scheduler.submit(Submit(f"warm-up {home}", tuple(range(home, home + length)), sampling))
     while (batch := scheduler.schedule()) is not None:
         result = runner.run(batch)
         scheduler.advance(batch, result.tokens, result.drafts)
@@ -161,7 +179,7 @@ def _announcement(
         max_num_seqs=plan.max_num_seqs,
         max_num_batched_tokens=plan.max_num_batched_tokens,
         page_size=plan.page_size,
-        cache_bytes=plan.cache_bytes,
+        cache_bytes=plan.homes * plan.cache_bytes,
         groups=tuple(GroupCapacity(group.name, group.bytes_per_token, group.grows) for group in plan.groups),
         media=media,
         instance=secrets.token_hex(8),

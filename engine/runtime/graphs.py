@@ -35,7 +35,7 @@ class DecodeGraphs:
         self._model = model
         self._pool = pool
         self._record = record
-        self._sizes = _batch_sizes(max(plan.max_num_seqs, plan.max_draft_rows))
+        self._sizes = batch_sizes(max(plan.max_num_seqs, plan.max_draft_rows))
         longest = -(-plan.max_model_len // plan.page_size) * plan.page_size
         self._key_counts = [*(count for count in _KEY_STEPS if count < longest), longest]
         self._recorded: dict[tuple[int, int], _Recorded] = {}
@@ -97,7 +97,7 @@ def _put(buffer: Tensor, rows: Tensor) -> None:
         buffer[count:].copy_(buffer[:1].expand_as(buffer[count:]))
 
 
-def _batch_sizes(most: int) -> list[int]:
+def batch_sizes(most: int) -> list[int]:
     """1, 2, 4, 8, then steps of 8 to 64, then of 32: few enough to record, near enough to what is asked for."""
     ladder = [1, 2, 4, *range(8, 64, 8), *range(64, most, 32)]
     return [*(size for size in ladder if size < most), most]

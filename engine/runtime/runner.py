@@ -16,6 +16,7 @@ from engine.config.capacity import CapacityPlan
 from engine.model.context import ForwardContext
 from engine.model.decoder import TextModel
 from engine.model.kv_pool import KvPool
+from engine.runtime.drafted import DraftedStep, DraftedSteps
 from engine.runtime.drafts import Drafts
 from engine.runtime.draws import Drawn, draw
 from engine.runtime.graphs import DecodeGraphs
@@ -60,21 +61,24 @@ class Runner:
         media: MediaEncoder | None = None,
         graphs: DecodeGraphs | Recorded | None = None,
         drafts: Drafts | None = None,
+        drafted: DraftedSteps | None = None,
     ) -> None:
         """`on_layer` is called whenever the model has moved on by a layer. Without `media` there are only ids, without
-        `graphs` steps of decodes alone are launched like any other, and without `drafts` nothing is drafted."""
+        `graphs` steps of decodes alone are launched like any other, without `drafts` nothing is drafted, and without
+        `drafted` no step with drafts is launched."""
         self._model = model
         self._pool = pool
         self._sampler = sampler
         self._media = media
         self._graphs = graphs
         self._drafts = drafts
+        self._drafted = drafted
         self._on_layer = on_layer
+        self._homes = plan.homes
         self._device = model.device
         self._inputs = StepInputBuilder(
             plan.page_size, plan.max_model_len, plan.max_num_seqs, plan.max_num_batched_tokens
         )
-        self._homes = plan.homes
         self._prompt_logprobs: dict[Request, list[TokenLogprobs | None]] = {}
         self._masks = MaskJobs(sampler.vocab_size)
         self._known: set[Request] = set()  # of whom anything is kept
@@ -84,6 +88,8 @@ class Runner:
     @torch.inference_mode()
     def run(self, batch: ScheduledBatch) -> StepResult:
         self.release_ended()  # first: this batch may run in the place of requests that ended just before it
+        if self._drafted is not None:
+            batch = self._drafted.known(batch)
         requests = [item.request for item in batch.items]
         self._known.update(requests)
         only_decodes = batch.num_decodes == len(requests)
@@ -102,9 +108,10 @@ class Runner:
     def takes(self, batch: ScheduledBatch) -> bool:
         """Whether it can be launched: nothing but an id of each request is wanted of it, and nothing to come of it is
         needed on the host before the next step is launched."""
+        drafts = self._drafted is not None and batch.num_decodes == len(batch.items)
         return all(
             item.samples
-            and not (item.num_drafts or item.draft_rows)
+            and (drafts or not (item.num_drafts or item.draft_rows))
             and not item.request.reads_prompt
             and item.request.matcher is None
             and not asks_the_host(item.request.sampling)
@@ -112,17 +119,21 @@ class Runner:
         )
 
     @torch.inference_mode()
-    def launch(self, batch: ScheduledBatch) -> LaunchedStep:
+    def launch(self, batch: ScheduledBatch) -> LaunchedStep | DraftedStep:
         """As `run`, but does not wait for the device. Where tokens are unknown they are those of the last launch."""
         self.release_ended()
         requests = [item.request for item in batch.items]
         self._known.update(requests)
+        for request in self._sampler.unknown(requests):
+            self._sampler.add(request, request.sampling, request.index, request.tokens)
         inputs = self._inputs.build(requests, batch.items)
+        if self._drafted is not None and any(item.num_drafts or item.draft_rows for item in batch.items):
+            tokens = self._drafted.tokens(batch, inputs)
+            hidden = self._hidden(batch, inputs, tokens)
+            return self._drafted.finish(batch, tokens, hidden, self._model.logits(hidden))
         known = inputs.token_ids[0] != UNKNOWN_TOKEN  # all of them or none
         hidden = self._hidden(batch, inputs, None if known else self._last_ids(requests))
         logits = self._model.logits(self._sampled_rows(batch, inputs, hidden))
-        for request in self._sampler.unknown(requests):
-            self._sampler.add(request, request.sampling, request.index, request.tokens)
         token_ids = self._sampler.sample_ahead(logits, requests)
         self._launched = LaunchedStep(requests, token_ids, self._fetcher.fetch(token_ids))
         return self._launched
@@ -238,5 +249,5 @@ def _context(
         swa_slots=tensor(inputs.swa_slots),
         dsa_table=tensor(inputs.dsa_table),
         swa_table=tensor(inputs.swa_table),
-    )
         homes=[item.home for item in batch.items for _ in range(1 + item.num_drafts)] if homes > 1 else None,
+    )

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.runtime.bursts import Bursts
 from engine.runtime.filters import lower_bounds
 from engine.runtime.logprobs import token_logprobs
 from engine.runtime.noise import exponential, row_keys
@@ -111,8 +112,53 @@ class Sampler:
         state.count(slots, token_ids)
         return token_ids
 
-    def _choose(self, logits: torch.Tensor, slots: Slots, ahead: int = 0) -> torch.Tensor:
-        """A token a row [keys]; `logits` may be overwritten."""
+    def sample_bursts(
+        self, logits: torch.Tensor, keys: Sequence[Hashable], bursts: Bursts, tokens: torch.Tensor
+    ) -> torch.Tensor:
+        """As `sample_ahead`, a token a row [rows], drawn as if the drafts before it had been said; none is counted yet.
+
+        `tokens` [rows]: ids that the rows are of.
+        """
+        state = self._state
+        if state.simple.issuperset(keys):
+            return self._likeliest(logits)
+        slots = self._slots_of(keys)[bursts.owners]
+        if not state.columns["plain"][slots].all():
+            self._process(logits, slots, bursts.depths, tokens)
+        return self._choose(logits, slots, bursts.depths)
+
+    def count_bursts(
+        self, keys: Sequence[Hashable], bursts: Bursts, token_ids: torch.Tensor, num_right: torch.Tensor
+    ) -> None:
+        """On the device, where that is kept: the drafts of each burst that were right, and the token behind them."""
+        rows = self._state.columns["counts_row"][self._slots_of(keys)]
+        places = np.flatnonzero(rows >= 0)
+        if not len(places):
+            return
+        ids = token_ids[self._to_device(bursts.lines[places])]  # [sequences, width]
+        said = torch.arange(ids.shape[1], device=ids.device) <= num_right[self._to_device(places)][:, None]
+        counts = self._state.output_counts.values
+        at = self._to_device(rows[places])[:, None] * self.vocab_size + ids
+        counts.view(-1).index_add_(0, at.view(-1), said.to(counts.dtype).view(-1))
+
+    def move_on(self, key: Hashable, num_tokens: int) -> None:
+        """On the host: so many of a burst's tokens were said. Whoever has been forgotten meanwhile stays so."""
+        if (slot := self._state.slots.get(key)) is not None:
+            self._state.columns["num_outputs"][slot] += num_tokens
+
+    def draws_behind(self, keys: Sequence[Hashable], count: int) -> npt.NDArray[np.int32]:
+        """What draws each key's `count` tokens behind its next one, as the kernel takes it: [keys, count, 3]."""
+        slots = np.repeat(self._slots_of(keys), count)
+        ahead = 1 + np.tile(np.arange(count), len(keys))
+        return self._draw_rows(slots, ahead).reshape(len(keys), count, 3)
+
+    def _slots_of(self, keys: Sequence[Hashable]) -> Slots:
+        of_key = self._state.slots
+        return np.array([of_key[key] for key in keys], dtype=np.int64)
+
+    def _choose(self, logits: torch.Tensor, slots: Slots, ahead: int | Slots = 0) -> torch.Tensor:
+        """A token a row [keys]; `logits` may be overwritten. `ahead`: tokens of its sequence between what is known and
+        the row, of each or of all."""
         greedy = self._state.columns["greedy"][slots]
         if greedy.all():
             return self._likeliest(logits)
@@ -125,7 +171,7 @@ class Sampler:
         token_ids = self._likeliest(logits)
         random = np.flatnonzero(~greedy)
         places = self._to_device(random)
-        token_ids[places] = self._draw(logits[places], slots[random], ahead)
+        token_ids[places] = self._draw(logits[places], slots[random], np.broadcast_to(ahead, slots.shape)[random])
         return token_ids
 
     def _likeliest(self, logits: torch.Tensor) -> torch.Tensor:
@@ -144,7 +190,7 @@ class Sampler:
         slots = np.array([self._state.slots[key] for key in keys], dtype=np.int64)
         return self._choose(logits, slots, ahead)
 
-    def _draw(self, logits: torch.Tensor, slots: Slots, ahead: int) -> torch.Tensor:
+    def _draw(self, logits: torch.Tensor, slots: Slots, ahead: int | Slots) -> torch.Tensor:
         scaled = logits / self._column("temperature", slots)[:, None]
         if self._state.columns["filtered"][slots].any():
             self._filter(scaled, scaled, slots)
@@ -159,37 +205,46 @@ class Sampler:
         top_k, top_p, min_p = (self._column(name, slots) for name in ("top_k", "top_p", "min_p"))
         logits.masked_fill_(scaled < lower_bounds(scaled, top_k, top_p, min_p, sorts)[:, None], -torch.inf)
 
-    def _keys(self, slots: Slots, ahead: int) -> npt.NDArray[np.int32]:
+    def _keys(self, slots: Slots, ahead: int | Slots) -> npt.NDArray[np.int32]:
         columns = self._state.columns
         return row_keys(columns["seed"][slots], columns["index"][slots], columns["num_outputs"][slots] + ahead)
 
-    def _draws(self, slots: Slots, ahead: int) -> torch.Tensor:
-        """What the kernel takes, in one piece: int32 [rows, 3]."""
+    def _draws(self, slots: Slots, ahead: int | Slots) -> torch.Tensor:
+        return self._to_device(self._draw_rows(slots, ahead))
+
+    def _draw_rows(self, slots: Slots, ahead: int | Slots) -> npt.NDArray[np.int32]:
+        """What the kernel takes, in one piece: [rows, 3]."""
         columns = self._state.columns
         temperatures = np.where(columns["greedy"][slots], np.float32(0), columns["temperature"][slots])
-        return self._to_device(np.column_stack((self._keys(slots, ahead), temperatures.view(np.int32))))
+        return np.column_stack((self._keys(slots, ahead), temperatures.view(np.int32)))
 
-    def _process(self, logits: torch.Tensor, slots: Slots) -> None:
-        """In place, in vLLM's order: allowed ids and biases, bad words, min tokens, penalties."""
+    def _process(
+        self, logits: torch.Tensor, slots: Slots, depths: Slots | None = None, tokens: torch.Tensor | None = None
+    ) -> None:
+        """In place, in vLLM's order: allowed ids and biases, bad words, min tokens, penalties.
+
+        `depths`, `tokens`: of bursts' rows, as in `sample_bursts`; multi-token bad words are none of theirs.
+        """
         state = self._state
         columns = state.columns
         biased = np.flatnonzero(columns["bias_row"][slots] >= 0)
         if len(biased):
             logits[self._to_device(biased)] += state.bias.values[self._column("bias_row", slots[biased])]
         if state.bad_words or state.stop_ids:
-            self._mask(logits, slots)
+            self._mask(logits, slots, 0 if depths is None else depths)
         penalised = np.flatnonzero(columns["counts_row"][slots] >= 0)
         if len(penalised):
             places = self._to_device(penalised)
-            logits[places] = self._penalised(logits[places], slots[penalised])
+            before = None if depths is None or tokens is None else _tokens_before(penalised, depths, tokens)
+            logits[places] = self._penalised(logits[places], slots[penalised], before)
 
-    def _mask(self, logits: torch.Tensor, slots: Slots) -> None:
+    def _mask(self, logits: torch.Tensor, slots: Slots, ahead: int | Slots) -> None:
         state = self._state
         rows: list[int] = []
         tokens: list[int] = []
-        early = state.columns["num_outputs"] < state.columns["min_tokens"]
+        early = state.columns["num_outputs"][slots] + ahead < state.columns["min_tokens"][slots]
         for row, slot in enumerate(slots.tolist()):
-            masked = state.stop_ids.get(slot, []) if early[slot] else []
+            masked = state.stop_ids.get(slot, []) if early[row] else []
             if (words := state.bad_words.get(slot)) is not None:
                 masked = masked + words.completions()
             rows += [row] * len(masked)
@@ -198,9 +253,12 @@ class Sampler:
             places = self._to_device(np.array(rows)), self._to_device(np.array(tokens))
             logits.index_put_(places, self._never)  # a plain number would be waited for
 
-    def _penalised(self, logits: torch.Tensor, slots: Slots) -> torch.Tensor:
+    def _penalised(self, logits: torch.Tensor, slots: Slots, before: _Before | None) -> torch.Tensor:
         rows = self._column("counts_row", slots)
         counts = self._state.output_counts.values[rows]
+        if before is not None:
+            at = self._to_device(before.rows) * self.vocab_size + before.tokens
+            counts.view(-1).index_add_(0, at, torch.ones_like(at, dtype=counts.dtype))
         seen = (counts > 0) | self._state.in_prompt.values[rows]
         repetition = self._column("repetition", slots)[:, None]
         logits = torch.where(seen, torch.where(logits > 0, logits / repetition, logits * repetition), logits)
@@ -213,6 +271,21 @@ class Sampler:
 
     def _to_device(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
         return to_device(array, self._device)
+
+
+class _Before(NamedTuple):
+    """Drafts that count as said before a row."""
+
+    rows: Slots
+    tokens: torch.Tensor  # as many
+
+
+def _tokens_before(rows: Slots, depths: Slots, tokens: torch.Tensor) -> _Before:
+    """For these of the bursts' rows: the tokens of each burst behind its first and up to the row."""
+    counts = depths[rows]
+    owners = np.repeat(np.arange(len(rows)), counts)
+    back = np.arange(len(owners)) - np.repeat(counts.cumsum() - counts, counts)
+    return _Before(owners, tokens[to_device(rows[owners] - back, tokens.device)])
 
 
 def asks_the_host(sampling: Sampling) -> bool:

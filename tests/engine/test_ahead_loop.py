@@ -64,7 +64,7 @@ class Workload:
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
-        self.plan = random_plan(rng, drafts=False)
+        self.plan = random_plan(rng, drafts=False, homes=1)
         self.prefix_caching = seed % 5 != 0
         stems = [[rng.randrange(VOCAB) for _ in range(rng.randrange(1, self.plan.max_model_len - 4))] for _ in range(3)]
         self.submits = [self._submit(f"r{number}", rng.choice(stems)) for number in range(rng.choice([3, 12, 25]))]
