@@ -69,7 +69,7 @@ class Settings:
     enforce_eager: bool = _option(False, boolean, "capture no graphs")
     tensor_parallel_size: int = _option(1, whole(1, 64), "GPUs that share every layer")
     enable_expert_parallel: bool = _option(False, boolean, "experts are spread over the GPUs")
-    attention_data_parallel: bool = _option(False, boolean, "every GPU attends for its own sequences")
+    attention_data_parallel: bool = _option(False, boolean, "every GPU attends for, and caches, its own sequences")
     speculative_tokens: int = _option(
         0, whole(0, MAX_SPECULATIVE_TOKENS), "drafted at most for each step of a sequence"
     )
@@ -124,7 +124,6 @@ _FIELDS = {field.name: field for field in dataclasses.fields(Settings)}
 # Taken by the command line already, built later. Other values than these stop the start rather than have no effect.
 _ONLY_YET: dict[str, tuple[Any, ...]] = {
     "quantization": ("auto", "none"),
-    "attention_data_parallel": (False,),
 }
 
 
@@ -185,6 +184,15 @@ def _check_together(settings: Settings) -> None:
         raise SettingsError(f"--engine {settings.engine} starts a worker, --worker connects to one: give one of them")
     if settings.vllm_args is not None and settings.engine != "vllm":
         raise SettingsError(f"--vllm-args needs --engine vllm, got --engine {settings.engine}")
+    if settings.attention_data_parallel:
+        if settings.engine == "vllm":
+            raise SettingsError("--attention-data-parallel is vLLM's --data-parallel-size: give it in --vllm-args")
+        if settings.tensor_parallel_size < 2:
+            ranks = settings.tensor_parallel_size
+            raise SettingsError(f"--attention-data-parallel needs --tensor-parallel-size of at least 2, got {ranks}")
+        if settings.speculative_tokens:
+            given = settings.speculative_tokens
+            raise SettingsError(f"--attention-data-parallel needs --speculative-tokens 0, got {given}")
     if settings.api_key_file is not None and not settings.keys:
         # Whoever names a file wants the server locked.
         raise SettingsError(f"--api-key-file {settings.api_key_file}: must hold at least one key, a line each")

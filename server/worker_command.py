@@ -36,8 +36,9 @@ def worker_command(settings: Settings, name: str, folder: Path) -> list[str]:
             command += [_flag(option), str(value)]
     if settings.tensor_parallel_size > 1:
         command += [_flag("tensor_parallel_size"), str(settings.tensor_parallel_size)]
-    if settings.enable_expert_parallel:
-        command.append(_flag("enable_expert_parallel"))
+    for switch in ("enable_expert_parallel", "attention_data_parallel"):
+        if getattr(settings, switch):
+            command.append(_flag(switch))
     if settings.engine == "vllm":
         command += [_flag("enforce_eager")] * settings.enforce_eager
         # In one word, since what is in it may look like a flag.

@@ -19,6 +19,7 @@ from torch import Tensor
 from engine.model.context import AllRanks, ForwardContext
 from engine.model.decoder import TextModel
 from engine.model.kv_pool import KvPool
+from engine.runtime.graphs import DecodeGraphs
 from engine.runtime.parallel import LeadModel, Recorded, Team, together, told
 
 
@@ -63,6 +64,14 @@ def _part(
         swa_table=ctx.swa_table[mine],
         ranks=everyone,
     )
+
+
+def led(model: TextModel, graphs: DecodeGraphs | None, team: Team) -> tuple[LeadModel, Recorded | None]:
+    """What the runner of rank 0 has instead of these, so that all ranks do what it does."""
+    spread = team.place.engine.attention_data_parallel
+    recorded = SpreadRecorded if spread else Recorded
+    lead = SpreadModel(model, team) if spread else LeadModel(model, team)
+    return lead, None if graphs is None else recorded(graphs.forward, team)
 
 
 class SpreadModel(LeadModel):

@@ -96,6 +96,7 @@ def build_engine(flags: argparse.Namespace) -> Built:
         enable_prefix_caching=flags.enable_prefix_caching,
         tensor_parallel_size=ranks,
         enable_expert_parallel=flags.enable_expert_parallel,
+        attention_data_parallel=flags.attention_data_parallel,
         seed=flags.seed,
         speculative_tokens=flags.speculative_tokens,
     )
@@ -133,6 +134,7 @@ def parser() -> argparse.ArgumentParser:
     add("--encoder-cache-bytes", type=int, metavar="BYTES", help="for the embeddings of pictures and sounds")
     add("--tensor-parallel-size", type=int, default=1, metavar="N", help="ranks that share every layer, a GPU each")
     add("--enable-expert-parallel", action="store_true", help="each rank holds whole experts")
+    add("--attention-data-parallel", action="store_true", help="each rank attends for sequences of its own")
     add("--speculative-tokens", type=int, metavar="N", help="drafted at most for each step of a sequence, up to 3")
     return made
 

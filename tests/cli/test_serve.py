@@ -31,7 +31,7 @@ def test_every_setting_is_an_option() -> None:
     [
         (["--port", "99999"], "--port must be an integer from 0 to 65535, got '99999'"),
         (["--device", "tpu"], "--device must be one of auto, cpu, cuda, got 'tpu'"),
-        (["--attention-data-parallel"], "--attention-data-parallel True is not supported in this version"),
+        (["--attention-data-parallel"], "--attention-data-parallel needs --tensor-parallel-size of at least 2, got 1"),
         (["--vllm-args", "--block-size 16"], "--vllm-args needs --engine vllm, got --engine native"),
         (["--engine", "vllm", "--worker", "ipc:///w"], "--engine vllm starts a worker, --worker connects to one"),
         (["--speculative-tokens", "4"], "--speculative-tokens must be an integer from 0 to 3, got '4'"),

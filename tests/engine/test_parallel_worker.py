@@ -18,6 +18,7 @@ pytestmark = pytest.mark.e2e
 
 WAIT_S = 60.0
 SHARED = ("--tensor-parallel-size", "2", "--enable-expert-parallel")
+SPREAD = (*SHARED, "--attention-data-parallel")
 PICTURE_PAD, PICTURE_SIDE, PICTURE_TOKENS = 3054, 56, 4
 
 
@@ -95,19 +96,20 @@ def logprobs(answer: Sequence[Tokens]) -> list[float]:
 
 def test_two_ranks_answer_as_one_process_does_and_end_together(tmp_path: Path) -> None:
     found = {}
-    for name, flags in {"one": (), "two": SHARED}.items():
+    for name, flags in {"one": (), "two": SHARED, "spread": SPREAD}.items():
         with worker(tmp_path / name, *flags) as process:
             found[name] = asyncio.run(answers(tmp_path / name))
             others = ranks_of(process)
             process.terminate()
             assert process.wait(WAIT_S) == 0
             until_gone(others)
-            assert len(others) == (name == "two")
+            assert len(others) == (name != "one")
     for request in requests():
-        one, two = (found[name][request.request_id] for name in ("one", "two"))
-        assert sorted((token.index, token.token_ids) for token in two) == sorted((t.index, t.token_ids) for t in one)
+        one = found["one"][request.request_id]
         assert len(logprobs(one)) == len(request.prompt_ids) - 1 + 6 * request.n
-        assert logprobs(two) == pytest.approx(logprobs(one), rel=1e-4, abs=1e-4)
+        for ranks in (found["two"][request.request_id], found["spread"][request.request_id]):
+            assert sorted((t.index, t.token_ids) for t in ranks) == sorted((t.index, t.token_ids) for t in one)
+            assert logprobs(ranks) == pytest.approx(logprobs(one), rel=1e-4, abs=1e-4)
 
 
 def test_ranks_with_drafts_answer_as_one_process_without(tmp_path: Path) -> None:
@@ -136,7 +138,8 @@ def test_ranks_with_drafts_answer_as_one_process_without(tmp_path: Path) -> None
     assert all(kept <= made for kept, made in zip(accepted, drafted, strict=True))
 
 
-def test_a_worker_ends_with_any_of_its_ranks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("flags", [SHARED, SPREAD])
+def test_a_worker_ends_with_any_of_its_ranks(tmp_path: Path, flags: tuple[str, ...]) -> None:
     async def kill_amid_work(process: subprocess.Popen[bytes]) -> None:
         async with connected(tmp_path / "w") as gateway:
             gateway.send(Submit("r", prompt(9), ENDLESS))
@@ -144,7 +147,7 @@ def test_a_worker_ends_with_any_of_its_ranks(tmp_path: Path) -> None:
             [other] = ranks_of(process)
             os.kill(other, signal.SIGKILL)
 
-    with worker(tmp_path / "w", *SHARED) as process:
+    with worker(tmp_path / "w", *flags) as process:
         asyncio.run(kill_amid_work(process))
         assert process.wait(WAIT_S) == 1
 

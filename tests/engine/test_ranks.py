@@ -15,6 +15,7 @@ from engine.model.context import ForwardContext
 from engine.model.load import Checkpoint
 from engine.model.ranks import ExpertShare
 from engine.runtime.parallel import Forward, LeadModel, Logits, RanksError, Told, context_of, told
+from engine.runtime.parallel_spread import split
 from tests.support.tiny_model import tiny_config, write_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,6 +67,14 @@ def test_eight_ranks_read_each_value_once(name: str, dim: int, whole: int, lengt
 )
 def test_what_every_rank_needs_is_whole(name: str) -> None:
     assert cuts_of(name, 8) == [None] * 8
+
+
+@pytest.mark.parametrize("matrix", ["q_b_proj", "kv_b_proj", "g_proj", "o_proj"])
+def test_where_ranks_attend_for_their_own_sequences_each_reads_all_of_attention(matrix: str) -> None:
+    share = share_of_rank(RELEASED, 8, expert_parallel=True, attention_data_parallel=True)
+    cuts = Cuts(RELEASED, share, 3)
+    assert cuts.of(f"{DSA}.{matrix}.weight") is None
+    assert cuts.of("model.layers.0.mlp.up_proj.weight") == Cut(0, 3 * 1792, 1792, 13_824)
 
 
 def test_experts_are_cut_or_shared_whole() -> None:
@@ -124,6 +133,29 @@ def test_a_step_arrives_as_it_was_told(recorded: bool) -> None:
         assert torch.equal(getattr(got, name), getattr(sent, name))
         assert getattr(got, name).dtype == getattr(sent, name).dtype
     assert (list(got.query_starts), list(got.seq_lens), got.num_decodes) == ([0, 1, 6], [9, 7], 1)
+
+
+def test_a_batch_is_split_by_the_homes_of_its_sequences() -> None:
+    """Two decodes, and parts of prompts of 3 and 2 tokens; one rank has nobody."""
+    rows = torch.arange(7)
+    tables = torch.arange(4).int().unsqueeze(1)
+    batch = ForwardContext(
+        rows + 10, (0, 1, 2, 5, 7), [11, 12, 15, 17], 2, rows + 20, rows + 30, tables, tables + 4, homes=[2, 0, 0, 2]
+    )
+    order, parts = split(batch, 3)
+    assert order.tolist() == [1, 2, 3, 4, 0, 5, 6]
+    assert [part.positions.tolist() for part in parts] == [[11, 12, 13, 14], [], [10, 15, 16]]
+    assert [part.dsa_slots.tolist() for part in parts] == [[21, 22, 23, 24], [], [20, 25, 26]]
+    assert [part.swa_slots.tolist() for part in parts] == [[31, 32, 33, 34], [], [30, 35, 36]]
+    assert [list(part.query_starts) for part in parts] == [[0, 1, 4], [0], [0, 1, 3]]
+    assert [(part.seq_lens, part.num_decodes) for part in parts] == [([12, 15], 1), ([], 0), ([11, 17], 1)]
+    assert [part.dsa_table.tolist() for part in parts] == [[[1], [2]], [], [[0], [3]]]
+    assert [part.swa_table.tolist() for part in parts] == [[[5], [6]], [], [[4], [7]]]
+    assert all(part.ranks == ([4, 0, 3], 17) for part in parts)
+    message = msgspec.msgpack.decode(msgspec.msgpack.encode(told(rows[:0], parts[1], recorded=False)), type=Told)
+    assert isinstance(message, Forward)
+    ids, got = context_of(message, torch.device("cpu"))
+    assert (len(ids), len(got.positions), list(got.seq_lens), got.ranks) == (0, 0, [], ([4, 0, 3], 17))
 
 
 def test_embeddings_are_not_told_but_follow() -> None:

@@ -71,6 +71,33 @@ def test_what_cannot_be_split_is_refused(
         share_of_rank(config, ranks, expert_parallel)
 
 
+def test_ranks_that_attend_for_their_own_sequences_have_all_heads_and_share_the_rest() -> None:
+    share = share_of_rank(FP8, 8, expert_parallel=True, attention_data_parallel=True)
+    assert (share.config.dsa, share.config.swa) == (FP8.dsa, FP8.swa)
+    assert (share.config.inter, share.config.moe.shared_inter, share.experts, share.head_rows) == (1792, 256, 32, 19008)
+    heads = replace(FP8, dsa=replace(FP8.dsa, heads=127))
+    with pytest.raises(ValueError, match="full-attention"):
+        share_of_rank(heads, 8, expert_parallel=True)
+    assert share_of_rank(heads, 8, expert_parallel=True, attention_data_parallel=True).config.dsa.heads == 127
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({}, "attention_data_parallel needs a tensor_parallel_size of at least 2, got 1"),
+        (
+            {"tensor_parallel_size": 2, "speculative_tokens": 3},
+            "speculative_tokens must be 0 with attention_data_parallel.* got 3",
+        ),
+    ],
+)
+def test_attention_data_parallel_is_refused_by_name_where_it_cannot_be(
+    settings: dict[str, int], complaint: str
+) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        EngineConfig(attention_data_parallel=True, **settings)  # type: ignore[arg-type]
+
+
 def test_no_rank_is_started_where_the_model_cannot_be_shared() -> None:
     engine = EngineConfig(tensor_parallel_size=3)
     with pytest.raises(ValueError, match=r"must divide heads of full-attention layers \(8\), got 3"):

@@ -36,6 +36,9 @@ def test_ranks_are_asked_for_where_there_are_several() -> None:
     command = worker_command(Settings(tensor_parallel_size=4, enable_expert_parallel=True), "w", Path("/w"))
     assert command[command.index("--tensor-parallel-size") + 1] == "4"
     assert "--enable-expert-parallel" in command
+    assert "--attention-data-parallel" not in command
+    command = worker_command(Settings(tensor_parallel_size=4, attention_data_parallel=True), "w", Path("/w"))
+    assert "--attention-data-parallel" in command
 
 
 def test_fp8_cache_rows_are_asked_of_the_worker() -> None:
