@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.early_start import early, prefetch, wait_for_earlier
 from engine.kernels.numeric import dot, narrow
 from engine.kernels.rotate import turn_pairs
 from engine.kernels.target import target
@@ -21,14 +22,19 @@ def _absorb_queries(
     q, key_up, turns, index_q, out, tokens, q_stride, index_stride,
     HEADS: tl.constexpr, NOPE: tl.constexpr, ROPE: tl.constexpr, RANK: tl.constexpr, INDEX: tl.constexpr,
     PAIRS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
+    LINES: tl.constexpr, LINE: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
-    token = tl.program_id(1).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    real = token < tokens
     BLOCKS: tl.constexpr = (RANK + BLOCK_N - 1) // BLOCK_N
-    OUT: tl.constexpr = HEADS * (RANK + ROPE)
     program = tl.program_id(0)
     turning = program - HEADS * BLOCKS  # of all heads, then of the index heads
+    # Lines of one head's weights, in rows that lie side by side over all blocks of channels.
+    of_head = key_up + tl.minimum(program // BLOCKS, HEADS - 1) * (NOPE * RANK)
+    lines = tl.arange(0, LINES) + program % BLOCKS * LINES
+    prefetch(of_head + tl.minimum(lines * LINE, NOPE * RANK - 1))
+    wait_for_earlier()
+    token = tl.program_id(1).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    real = token < tokens
+    OUT: tl.constexpr = HEADS * (RANK + ROPE)
     if turning < 0:
         head = program // BLOCKS
         channel = program % BLOCKS * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -74,12 +80,14 @@ def absorb_queries(
     here = target().name == "interpreter"
     block_m = 16 if tokens <= 32 or here else 64
     block_n, block_k = (min(rank, 128), 64) if not here else (triton.next_power_of_2(rank), 32)
+    blocks, line = -(-rank // block_n), 128 // key_up.element_size()
     index_heads = 0 if index_q is None else index_q.shape[1]
-    _absorb_queries[(heads * (-(-rank // block_n) + 1) + index_heads, -(-tokens // block_m))](
+    _absorb_queries[(heads * (blocks + 1) + index_heads, -(-tokens // block_m))](
         q, key_up, torch.view_as_real(turns), q if index_q is None else index_q, out,
         tokens, q.stride(0), 0 if index_q is None else index_q.stride(0),
         HEADS=heads, NOPE=nope, ROPE=rope, RANK=rank, INDEX=0 if index_q is None else index_q.shape[2],
         PAIRS=triton.next_power_of_2(rope // 2), BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k,
-        INTERLEAVED=interleaved_index, num_warps=4,
+        LINES=triton.next_power_of_2(-(-nope * rank // (line * blocks))), LINE=line,
+        INTERLEAVED=interleaved_index, num_warps=4, **early(),
     )  # fmt: skip
     return out

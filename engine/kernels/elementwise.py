@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.early_start import early, wait_for_earlier
 from engine.kernels.latent_write import quantised
 from engine.kernels.numeric import encode_fp8, narrow, power_of_two_scale
 from engine.kernels.target import target
@@ -20,6 +21,7 @@ _BLOCK = 1024
 
 @triton.jit
 def _silu_mul(x, out, x_stride, INTER: tl.constexpr, BLOCK: tl.constexpr):
+    wait_for_earlier()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < INTER
@@ -33,7 +35,9 @@ def silu_mul(x: Tensor) -> Tensor:
     out = x.new_empty(rows, width // 2)
     if out.numel():
         block = min(_BLOCK, triton.next_power_of_2(width // 2))
-        _silu_mul[(rows, -(-width // 2 // block))](x, out, x.stride(0), INTER=width // 2, BLOCK=block, num_warps=4)
+        _silu_mul[(rows, -(-width // 2 // block))](
+            x, out, x.stride(0), INTER=width // 2, BLOCK=block, num_warps=4, **early()
+        )
     return out
 
 
@@ -42,6 +46,7 @@ def _quantise(
     x, codes, scales, x_stride,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, MULTIPLIED: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
+    wait_for_earlier()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH
@@ -74,7 +79,7 @@ def _quantised(x: Tensor, width: int, multiplied: bool) -> Quantised:
         block = min(_BLOCK, triton.next_power_of_2(width))
         _quantise[(len(x), -(-width // block))](
             x, codes, scales, x.stride(0),
-            WIDTH=width, BLOCK=block, GROUP=GROUP, MULTIPLIED=multiplied, FP8=target().fp8, num_warps=4,
+            WIDTH=width, BLOCK=block, GROUP=GROUP, MULTIPLIED=multiplied, FP8=target().fp8, num_warps=4, **early(),
         )  # fmt: skip
     return Quantised(codes, scales)
 
@@ -94,6 +99,7 @@ def _gate(
     attended, gates, out, token_stride, head_stride, gate_stride,
     HEADS: tl.constexpr, VALUE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    wait_for_earlier()
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < HEADS * VALUE
@@ -110,7 +116,7 @@ def gate(attended: Tensor, gates: Tensor) -> Tensor:
         block = min(_BLOCK, triton.next_power_of_2(heads * value))
         _gate[(tokens, -(-heads * value // block))](
             attended, gates, out, attended.stride(0), attended.stride(1), gates.stride(0),
-            HEADS=heads, VALUE=value, BLOCK=block, num_warps=4,
+            HEADS=heads, VALUE=value, BLOCK=block, num_warps=4, **early(),
         )  # fmt: skip
     return out
 
@@ -120,6 +126,7 @@ def _gate_quantise(
     attended, gates, codes, scales, token_stride, head_stride, gate_stride,
     HEADS: tl.constexpr, VALUE: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
+    wait_for_earlier()
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     WIDTH: tl.constexpr = HEADS * VALUE
@@ -144,13 +151,14 @@ def quantised_gate(attended: Tensor, gates: Tensor) -> Quantised:
         block = min(_BLOCK, triton.next_power_of_2(width))
         _gate_quantise[(tokens, -(-width // block))](
             attended, gates, codes, scales, attended.stride(0), attended.stride(1), gates.stride(0),
-            HEADS=heads, VALUE=value, BLOCK=block, GROUP=GROUP, FP8=target().fp8, num_warps=4,
+            HEADS=heads, VALUE=value, BLOCK=block, GROUP=GROUP, FP8=target().fp8, num_warps=4, **early(),
         )  # fmt: skip
     return Quantised(codes, scales)
 
 
 @triton.jit
 def _kv_write(rows, cache, addresses, row_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    wait_for_earlier()
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     values = tl.load(rows + token * row_stride + column, mask=column < WIDTH, other=0)
@@ -163,7 +171,7 @@ def kv_write(rows: Tensor, cache: Tensor, addresses: Tensor) -> None:
         raise ValueError(f"values must lie side by side, got strides {rows.stride()}")
     if tokens:
         block = triton.next_power_of_2(width)
-        _kv_write[(tokens,)](rows, cache, addresses, rows.stride(0), WIDTH=width, BLOCK=block, num_warps=4)
+        _kv_write[(tokens,)](rows, cache, addresses, rows.stride(0), WIDTH=width, BLOCK=block, num_warps=4, **early())
 
 
 @triton.jit
@@ -171,6 +179,7 @@ def _index_write(
     keys, codes, scales, key_addresses, scale_addresses, key_stride,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
+    wait_for_earlier()
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
@@ -190,5 +199,5 @@ def index_write(keys: Tensor, cache: IndexCache, addresses: IndexAddresses) -> N
     if tokens:
         _index_write[(tokens,)](
             keys, cache.keys, cache.scales, addresses.keys, addresses.scales, keys.stride(0),
-            WIDTH=width, BLOCK=triton.next_power_of_2(width), FP8=target().fp8, num_warps=4,
+            WIDTH=width, BLOCK=triton.next_power_of_2(width), FP8=target().fp8, num_warps=4, **early(),
         )  # fmt: skip

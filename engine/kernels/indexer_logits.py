@@ -1,10 +1,9 @@
 """Index scores of cached keys, score[q, k] = Σ_heads weight · relu(query_head · key), from paged keys.
 
-Of a sequence with one query, a program scores a stretch of the keys, block by block; of one with more, it holds a block
-of keys and goes through the queries that see any of them. Sums are fp32. FP8 keys are multiplied as bfloat16 with more
-queries, with one as float16, to which they are widened in a single instruction: the query's heads are brought into its
-range by powers of two, which their weights take back. Either loses nothing of the keys. Keys come as addresses, or
-through the block table with pages row by row or preshuffled.
+Of a sequence with one query, a program scores a stretch of the keys, block by block (`page_scores` where pages are made
+of whole blocks); of one with more, it holds a block of keys and goes through the queries that see any of them. Sums are
+fp32. FP8 keys are multiplied as bfloat16 with more queries, with one as float16, which loses nothing of them. Keys come
+as addresses, or through the block table with pages row by row or preshuffled.
 """
 
 from __future__ import annotations
@@ -17,13 +16,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.early_start import early, wait_for_earlier
 from engine.kernels.latent_write import TILE, check_shuffled, shuffled_place
-from engine.kernels.numeric import FP8_OCP, NEVER, dot, rounded, widen_fp8
+from engine.kernels.numeric import NEVER, dot, rounded, widen_fp8
+from engine.kernels.page_scores import as_halves, half_of_fp8, score_pages
 from engine.kernels.target import target
 from engine.reference.index_write import IndexAddresses, IndexCache
 from engine.reference.pages import PagedRows
 
 _PROGRAMS = 4  # for each multiprocessor
+_GROUP = 16  # blocks whose pages are looked up together
+_STAGES = 4
 
 
 @triton.jit
@@ -58,26 +61,6 @@ def _read(
 
 
 @triton.jit
-def _half_of_fp8(codes, FP8: tl.constexpr):
-    """Bytes → float16, which holds every E4M3 number."""
-    if FP8 == FP8_OCP:
-        return codes.to(tl.float8e4nv, bitcast=True).to(tl.float16)
-    return widen_fp8(codes, FP8).to(tl.float16)
-
-
-@triton.jit
-def _as_halves(heads, weight):
-    """Heads as float16, each times a power of two, and weights for them. Of a head, what may be lost is less than a
-    2^-38th of its largest value.
-    """
-    wide = heads.to(tl.float32)
-    exponent = (tl.max(tl.abs(wide), 1).to(tl.int32, bitcast=True) >> 23) & 255
-    exponent = tl.minimum(tl.maximum(exponent, 15), 253)  # so that both powers are normal numbers
-    factor = ((268 - exponent) << 23).to(tl.float32, bitcast=True)  # the largest is from 2^14 to 2^15 then
-    return (wide * factor[:, None]).to(tl.float16), weight * ((exponent - 14) << 23).to(tl.float32, bitcast=True)
-
-
-@triton.jit
 def _scores(block, scale, heads, weight, BLOCK: tl.constexpr, HEAD_BLOCK: tl.constexpr):
     products = dot(block, tl.trans(heads), tl.zeros((BLOCK, HEAD_BLOCK), tl.float32))
     return tl.sum(tl.maximum(products, 0.0) * weight[None, :], 1) * scale
@@ -102,6 +85,7 @@ def _indexer_logits(
     BLOCK: tl.constexpr, PAGED: tl.constexpr, PAGE_SIZE: tl.constexpr, LIMITED: tl.constexpr, CODED: tl.constexpr,
     SHUFFLED: tl.constexpr, ALIGNED: tl.constexpr, TILE: tl.constexpr, FP8: tl.constexpr, ONE: tl.constexpr,
 ):  # fmt: skip
+    wait_for_earlier()
     sequence = tl.program_id(0).to(tl.int64)
     first_row = sequence * num_queries + tl.program_id(2) * queries_each
     last_row = sequence * num_queries + tl.minimum((tl.program_id(2) + 1) * queries_each, num_queries) - 1
@@ -126,7 +110,7 @@ def _indexer_logits(
         weight = tl.load(weights + first_row * weight_stride + head, mask=head < HEADS, other=0.0)
         weight = weight.to(tl.float32) * weight_factor
         if CODED:
-            heads, weight = _as_halves(heads, weight)
+            heads, weight = as_halves(heads, weight)
         else:
             heads = rounded(heads, keys.dtype.element_ty)
         for start in tl.range(begin, end, BLOCK, num_stages=1):
@@ -137,7 +121,7 @@ def _indexer_logits(
                 WIDTH, PAGED, PAGE_SIZE, CODED, SHUFFLED, ALIGNED, TILE,
             )  # fmt: skip
             if CODED:
-                block = _half_of_fp8(block, FP8)
+                block = half_of_fp8(block, FP8)
             score = _scores(block, scale, heads, weight, BLOCK, HEAD_BLOCK)
             tl.store(scores + first_row * num_keys + key, tl.where(key < most, score, NEVER), mask=key < end)
     else:
@@ -240,6 +224,9 @@ def _launch(
     parts = -(-keys.num_keys // block)
     if one:
         parts = max(1, min(parts, programs))
+    if one and keys.paged is not None and page_size % block == 0:
+        _launch_pages(q, weights, weight_factor, cache, keys, keys.paged, limits, scores, (parts, block))
+        return scores
     groups = max(1, min(queries, programs // parts))
     queries_each = -(-queries // groups)
     paged, addresses = keys.paged, keys.addresses
@@ -258,6 +245,33 @@ def _launch(
         BLOCK=block, PAGED=paged is not None, PAGE_SIZE=page_size, LIMITED=limits is not None,
         CODED=cache.scales is not None, SHUFFLED=keys.shuffled,
         ALIGNED=math.gcd(width * cache.keys.element_size(), 16) // cache.keys.element_size(), TILE=TILE,
-        FP8=target().fp8, ONE=one, num_warps=4, num_stages=2,
+        FP8=target().fp8, ONE=one, num_warps=4, num_stages=2, **early(),
     )  # fmt: skip
     return scores
+
+
+def _launch_pages(
+    q: Tensor,
+    weights: Tensor,
+    weight_factor: float,
+    cache: IndexCache,
+    keys: _Keys,
+    rows: PagedRows,
+    limits: Tensor | None,
+    scores: Tensor,
+    cut: tuple[int, int],
+) -> None:
+    """`cut`: programs a sequence, keys of a block."""
+    parts, block = cut
+    heads = weights.shape[1]
+    width = q.shape[1] // heads
+    score_pages[(keys.sequences, parts)](
+        q, weights, cache.keys, scores if cache.scales is None else cache.scales, rows.table, rows.pages.starts, limits,
+        scores, keys.num_keys, q.stride(0), weights.stride(0), weight_factor, rows.table.stride(0),
+        HEADS=heads, HEAD_BLOCK=max(16, triton.next_power_of_2(heads)),
+        WIDTH=width, WIDTH_BLOCK=triton.next_power_of_2(width),
+        BLOCK=block, GROUP=_GROUP, STAGES=_STAGES, PAGE_SIZE=rows.pages.size, CODED=cache.scales is not None,
+        SHUFFLED=keys.shuffled,
+        ALIGNED=math.gcd(width * cache.keys.element_size(), 16) // cache.keys.element_size(), TILE=TILE,
+        FP8=target().fp8, num_warps=4, **early(),
+    )  # fmt: skip

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.early_start import early, wait_for_earlier
 from engine.kernels.numeric import narrow, widen_fp8
 from engine.kernels.target import target
 from engine.reference.latent import LatentCache, scale_group
@@ -21,6 +22,7 @@ def _read_latents(
     RANK: tl.constexpr, ROPE: tl.constexpr, RANK_BLOCK: tl.constexpr, ROPE_BLOCK: tl.constexpr,
     PAGE_SIZE: tl.constexpr, GROUP: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
+    wait_for_earlier()
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
     start = tl.load(starts + slot // PAGE_SIZE)  # bytes
@@ -49,6 +51,6 @@ def read_latents(
         _read_latents[(slots.numel(),)](
             cache.rows, cache.scales, cache.rope, pages.starts, slots, out,
             RANK=rank, ROPE=rope, RANK_BLOCK=triton.next_power_of_2(rank), ROPE_BLOCK=triton.next_power_of_2(rope),
-            PAGE_SIZE=pages.size, GROUP=group, FP8=target().fp8, num_warps=4,
+            PAGE_SIZE=pages.size, GROUP=group, FP8=target().fp8, num_warps=4, **early(),
         )  # fmt: skip
     return out

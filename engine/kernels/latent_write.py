@@ -12,8 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.early_start import early, wait_for_earlier
 from engine.kernels.numeric import encode_fp8, narrow, power_of_two_scale
 from engine.kernels.target import target
+from engine.reference.fp8_quant import GROUP, Normed, Quantised
 from engine.reference.latent import LatentCache, scale_group
 from engine.reference.latent_write import IndexKeys
 from engine.reference.pages import Pages
@@ -54,17 +56,36 @@ def _turned(even, odd, turns, pair, inside):
 
 
 @triton.jit
+def _store_coded(
+    values, row, scale_row, RANK: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, FP8: tl.constexpr
+):  # fmt: skip
+    group = tl.arange(0, BLOCK // GROUP)
+    codes, scales = quantised(values, BLOCK, GROUP, FP8)
+    column = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    tl.store(row + column, codes, mask=column < RANK)
+    tl.store(scale_row + group, scales, mask=group < RANK // GROUP)
+
+
+@triton.jit
+def _write_query(
+    x, weight, eps, row, code_row, scale_row,
+    RANK: tl.constexpr, BLOCK: tl.constexpr, CODED: tl.constexpr, GROUP: tl.constexpr, FP8: tl.constexpr,
+):  # fmt: skip
+    values = narrow(_normed(x, weight, eps, RANK, BLOCK), row)
+    column = tl.arange(0, BLOCK)
+    tl.store(row + column, values, mask=column < RANK)
+    if CODED:
+        _store_coded(values.to(tl.float32), code_row, scale_row, RANK, BLOCK, GROUP, FP8)
+
+
+@triton.jit
 def _write_latent(
     x, weight, eps, row, scale_row,
     RANK: tl.constexpr, BLOCK: tl.constexpr, CODED: tl.constexpr, GROUP: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     values = _normed(x, weight, eps, RANK, BLOCK)
     if CODED:
-        group = tl.arange(0, BLOCK // GROUP)
-        codes, scales = quantised(values, BLOCK, GROUP, FP8)
-        column = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-        tl.store(row + column, codes, mask=column < RANK)
-        tl.store(scale_row + group, scales, mask=group < RANK // GROUP)
+        _store_coded(values, row, scale_row, RANK, BLOCK, GROUP, FP8)
     else:
         column = tl.arange(0, BLOCK)
         tl.store(row + column, narrow(values, row), mask=column < RANK)
@@ -125,13 +146,14 @@ def _write_index_key(
 @triton.jit
 def _latent_write(
     projected, projected_stride, weights, eps, turns, slots, starts,
-    q_latent, rows, scales, rope_rows,
+    q_latent, q_codes, q_scales, rows, scales, rope_rows,
     index_projected, index_stride, index_weight, index_bias, index_eps, index_keys, index_scales,
     Q_RANK: tl.constexpr, KV_RANK: tl.constexpr, ROPE: tl.constexpr, INDEX: tl.constexpr,
     Q_BLOCK: tl.constexpr, KV_BLOCK: tl.constexpr, ROPE_BLOCK: tl.constexpr, INDEX_BLOCK: tl.constexpr,
-    PAGE_SIZE: tl.constexpr, CODED: tl.constexpr, INDEX_CODED: tl.constexpr, SHUFFLED: tl.constexpr,
-    GROUP: tl.constexpr, TILE: tl.constexpr, FP8: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, Q_CODED: tl.constexpr, CODED: tl.constexpr, INDEX_CODED: tl.constexpr,
+    SHUFFLED: tl.constexpr, Q_GROUP: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
+    wait_for_earlier()
     token = tl.program_id(0).to(tl.int64)
     stretch = tl.program_id(1)
     slot = tl.load(slots + token)
@@ -145,8 +167,10 @@ def _latent_write(
     row_bytes: tl.constexpr = rows.dtype.element_ty.primitive_bitwidth // 8
     row = rows + start // row_bytes + place * ROW
     if stretch == 0:
-        to = q_latent + token * Q_RANK
-        _write_latent(x, weights, tl.load(eps), to, scales, Q_RANK, Q_BLOCK, False, GROUP, FP8)
+        _write_query(
+            x, weights, tl.load(eps), q_latent + token * Q_RANK, q_codes + token * Q_RANK,
+            q_scales + token * (Q_RANK // Q_GROUP), Q_RANK, Q_BLOCK, Q_CODED, Q_GROUP, FP8,
+        )  # fmt: skip
     elif stretch == 1:
         scale_row = scales + start // 4 + place * (KV_RANK // GROUP)
         weight = weights + WIDTH + Q_RANK
@@ -178,6 +202,43 @@ def latent_write(
     shuffled: bool = False,
 ) -> Tensor:
     """`shuffled`: index pages in the preshuffled layout."""
+    q_latent = projected.new_empty(len(projected), norm.widths[0])
+    _launch(projected, norm, turns, slots, pages, cache, index, shuffled, q_latent, None)
+    return q_latent
+
+
+def quantised_latent_write(
+    projected: Tensor,
+    norm: Norm,
+    turns: Tensor,
+    slots: Tensor,
+    pages: Pages,
+    cache: LatentCache,
+    index: IndexKeys | None,
+) -> Normed:
+    """The same with the query latent quantised besides, which has to be a multiple of 128 wide."""
+    tokens, q_rank = len(projected), norm.widths[0]
+    if q_rank % GROUP:
+        raise ValueError(f"q_lora_rank must be a multiple of {GROUP} for FP8 products, got {q_rank}")
+    q_latent = projected.new_empty(tokens, q_rank)
+    codes = q_latent.new_empty(q_latent.shape, dtype=torch.uint8)
+    coded = Quantised(codes, norm.eps.new_empty(tokens, q_rank // GROUP))
+    _launch(projected, norm, turns, slots, pages, cache, index, False, q_latent, coded)
+    return Normed(q_latent, coded)
+
+
+def _launch(
+    projected: Tensor,
+    norm: Norm,
+    turns: Tensor,
+    slots: Tensor,
+    pages: Pages,
+    cache: LatentCache,
+    index: IndexKeys | None,
+    shuffled: bool,
+    q_latent: Tensor,
+    q_coded: Quantised | None,
+) -> None:
     tokens = len(projected)
     q_rank, kv_rank, rope = norm.widths
     coded = cache.scales is not None
@@ -186,13 +247,13 @@ def latent_write(
     width = 0 if index is None else len(index.weight)
     if shuffled:
         check_shuffled(pages.size, width)
-    q_latent = projected.new_empty(tokens, q_rank)
     if tokens == 0:
-        return q_latent
+        return
     absent = norm.eps  # an argument that is not looked at
     _latent_write[(tokens, 3 if index is None else 4)](
         projected, projected.stride(0), norm.spread, norm.eps, torch.view_as_real(turns), slots, pages.starts,
-        q_latent, cache.rows, absent if cache.scales is None else cache.scales,
+        q_latent, absent if q_coded is None else q_coded.codes, absent if q_coded is None else q_coded.scales,
+        cache.rows, absent if cache.scales is None else cache.scales,
         absent if cache.rope is None else cache.rope,
         absent if index is None else index.projected, 0 if index is None else index.projected.stride(0),
         absent if index is None else index.weight, absent if index is None else index.bias,
@@ -202,10 +263,10 @@ def latent_write(
         Q_RANK=q_rank, KV_RANK=kv_rank, ROPE=rope, INDEX=width,
         Q_BLOCK=triton.next_power_of_2(q_rank), KV_BLOCK=triton.next_power_of_2(kv_rank),
         ROPE_BLOCK=triton.next_power_of_2(rope // 2), INDEX_BLOCK=max(1, triton.next_power_of_2(width // 2)),
-        PAGE_SIZE=pages.size, CODED=coded, INDEX_CODED=index is not None and index.cache.scales is not None,
-        SHUFFLED=shuffled, GROUP=group, TILE=TILE, FP8=target().fp8, num_warps=4,
+        PAGE_SIZE=pages.size, Q_CODED=q_coded is not None, CODED=coded,
+        INDEX_CODED=index is not None and index.cache.scales is not None,
+        SHUFFLED=shuffled, Q_GROUP=GROUP, GROUP=group, TILE=TILE, FP8=target().fp8, num_warps=4, **early(),
     )  # fmt: skip
-    return q_latent
 
 
 def check_shuffled(page_size: int, width: int) -> None:

@@ -1,6 +1,7 @@
 """Splits put together, taken through each head's value weight and gated, in one launch; FP8 rows for the next product.
 
-A program does one head of some tokens: it adds up the splits of a stretch of the latent by their shares as it goes.
+A program does one head of some tokens: it adds up the splits of a stretch of the latent by their shares as it goes. Of
+few tokens, which have many splits, it does one, without the matrix unit: the splits first, then the product.
 """
 
 from __future__ import annotations
@@ -10,19 +11,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.early_start import early, prefetch, wait_for_earlier
 from engine.kernels.mla_decode import Attended
 from engine.kernels.numeric import NEVER, dot, encode_fp8, narrow, rounded
 from engine.kernels.target import target
 from engine.reference.fp8_quant import GROUP, Quantised
+
+_FEW = 4  # tokens
 
 
 @triton.jit
 def _mla_values(
     sums, weights, value_up, gates, out, scales, tokens, gate_stride,
     HEADS: tl.constexpr, RANK: tl.constexpr, VALUE: tl.constexpr, VALUE_BLOCK: tl.constexpr, SPLITS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, CODED: tl.constexpr, FP8: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, LINES: tl.constexpr, LINE: tl.constexpr,
+    CODED: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
+    prefetch(value_up + head * (RANK * VALUE) + tl.minimum(tl.arange(0, LINES) * LINE, RANK * VALUE - 1))
+    wait_for_earlier()
     token = tl.program_id(1).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     real = token < tokens
     value = tl.arange(0, VALUE_BLOCK)
@@ -61,6 +68,54 @@ def _mla_values(
         tl.store(out + at, narrow(result, out), mask=inside)
 
 
+@triton.jit
+def _values_of_token(
+    sums, weights, mixed, value_up, gates, out, scales, gate_stride,
+    HEADS: tl.constexpr, RANK: tl.constexpr, VALUE: tl.constexpr, VALUE_BLOCK: tl.constexpr, SPLITS: tl.constexpr,
+    SPLIT_BLOCK: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK_K: tl.constexpr, LINES: tl.constexpr, LINE: tl.constexpr,
+    CODED: tl.constexpr, FP8: tl.constexpr,
+):  # fmt: skip
+    """mixed: [tokens, heads, RANK], memory of the program's own between its two parts."""
+    head = tl.program_id(0)
+    token = tl.program_id(1).to(tl.int64)
+    value_up += head * (RANK * VALUE)
+    prefetch(value_up + tl.minimum(tl.arange(0, LINES) * LINE, RANK * VALUE - 1))
+    wait_for_earlier()
+    first = token * (SPLITS * HEADS) + head
+    split = tl.arange(0, SPLIT_BLOCK)
+    weight = tl.load(weights + first + split * HEADS, mask=split < SPLITS, other=NEVER)
+    level = tl.max(weight, 0)
+    level = tl.where(level == NEVER, 0.0, level)
+    total = tl.sum(tl.exp2(weight - level), 0)
+    total = tl.where(total == 0.0, 1.0, total)
+    channel = tl.arange(0, RANK)
+    whole = tl.zeros((RANK,), tl.float32)
+    for start in tl.static_range(0, SPLITS, AT_ONCE):
+        some = start + tl.arange(0, AT_ONCE)
+        share = tl.exp2(tl.load(weights + first + some * HEADS, mask=some < SPLITS, other=NEVER) - level) / total
+        part = sums + (first + some * HEADS)[:, None] * RANK + channel[None, :]
+        whole += tl.sum(tl.load(part, mask=(some < SPLITS)[:, None], other=0.0) * share[:, None], 0)
+    mixed += (token * HEADS + head) * RANK
+    tl.store(mixed + channel, narrow(whole, mixed))
+    tl.debug_barrier()
+    value = tl.arange(0, VALUE_BLOCK)
+    products = tl.zeros((BLOCK_K, VALUE_BLOCK), tl.float32)
+    for start in tl.static_range(0, RANK, BLOCK_K):
+        depth = start + tl.arange(0, BLOCK_K)
+        up = tl.load(value_up + depth[:, None] * VALUE + value[None, :], mask=(value < VALUE)[None, :], other=0.0)
+        products += tl.load(mixed + depth).to(tl.float32)[:, None] * up.to(tl.float32)
+    gate = tl.load(gates + token * gate_stride + head).to(tl.float32)
+    result = tl.sum(products, 0) * (1.0 / (1.0 + tl.exp(-gate)))
+    at = (token * HEADS + head) * VALUE + value
+    if CODED:
+        scale = tl.div_rn(tl.maximum(tl.max(tl.abs(result), 0), 1e-10), 448.0)
+        codes = encode_fp8(tl.div_rn(result, tl.broadcast_to(scale, (VALUE_BLOCK,))), FP8)
+        tl.store(out + at, codes, mask=value < VALUE)
+        tl.store(scales + token * HEADS + head, scale)
+    else:
+        tl.store(out + at, narrow(result, out), mask=value < VALUE)
+
+
 def mla_values(attended: Attended, value_up: Tensor, gates: Tensor) -> Tensor:
     """As the reference, from splits: → [tokens, heads · value] in the weights' dtype."""
     tokens, _, heads, _ = attended.sums.shape
@@ -90,11 +145,23 @@ def _launch(attended: Attended, value_up: Tensor, gates: Tensor, out: Tensor, sc
     if tokens == 0:
         return
     value = value_up.shape[2]
+    to = out if scales is None else scales
+    value_block = max(16, triton.next_power_of_2(value))
+    line = 128 // value_up.element_size()
+    if tokens <= _FEW:
+        _values_of_token[(heads, tokens)](
+            attended.sums, attended.weights, value_up.new_empty(tokens, heads, rank), value_up, gates, out, to,
+            gates.stride(0),
+            HEADS=heads, RANK=rank, VALUE=value, VALUE_BLOCK=value_block, SPLITS=splits,
+            SPLIT_BLOCK=triton.next_power_of_2(splits), AT_ONCE=min(8, triton.next_power_of_2(splits)),
+            BLOCK_K=min(rank, 64), LINES=triton.next_power_of_2(-(-rank * value // line)), LINE=line,
+            CODED=scales is not None, FP8=target().fp8, num_warps=8, **early(),
+        )  # fmt: skip
+        return
     block_m = 16
     _mla_values[(heads, -(-tokens // block_m))](
-        attended.sums, attended.weights, value_up, gates, out, out if scales is None else scales,
-        tokens, gates.stride(0),
-        HEADS=heads, RANK=rank, VALUE=value, VALUE_BLOCK=max(16, triton.next_power_of_2(value)), SPLITS=splits,
-        BLOCK_M=block_m, BLOCK_K=min(rank, 64), CODED=scales is not None, FP8=target().fp8, num_warps=4,
-        num_stages=3,
+        attended.sums, attended.weights, value_up, gates, out, to, tokens, gates.stride(0),
+        HEADS=heads, RANK=rank, VALUE=value, VALUE_BLOCK=value_block, SPLITS=splits,
+        BLOCK_M=block_m, BLOCK_K=min(rank, 64), LINES=triton.next_power_of_2(-(-rank * value // line)), LINE=line,
+        CODED=scales is not None, FP8=target().fp8, num_warps=4, num_stages=3, **early(),
     )  # fmt: skip

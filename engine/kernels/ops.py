@@ -84,6 +84,7 @@ class Fp8Ops(NamedTuple):
     """Where the device multiplies FP8 with the scales of a released checkpoint."""
 
     quantise: Callable[[Tensor], Quantised]
+    latent_write: Callable[[Tensor, Norm, Tensor, Tensor, Pages, LatentCache, IndexKeys | None], Normed]
     rms_norm: Callable[[Tensor, Norm], Normed]
     silu_mul: Callable[[Tensor], Quantised]
     gate: Callable[[Tensor, Tensor], Quantised]

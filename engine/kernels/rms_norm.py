@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.early_start import early, wait_for_earlier
 from engine.kernels.latent_write import quantised
 from engine.kernels.numeric import narrow
 from engine.kernels.target import target
@@ -23,6 +24,7 @@ def _rms_norm(
     FIRST: tl.constexpr, SECOND: tl.constexpr, THIRD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A program does one stretch of one row; the norms' weights lie in a row for each stretch."""
+    wait_for_earlier()
     row = tl.program_id(0).to(tl.int64)
     stretch = tl.program_id(1)
     WIDTH: tl.constexpr = FIRST + SECOND + THIRD
@@ -42,6 +44,7 @@ def _quantised_rms_norm(
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, PART: tl.constexpr, GROUP: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     """A program does PART columns of one row, and the row's sum by itself."""
+    wait_for_earlier()
     row = tl.program_id(0).to(tl.int64)
     x += row * x_stride
     group = tl.program_id(1) * (PART // GROUP) + tl.arange(0, PART // GROUP)
@@ -74,7 +77,7 @@ def rms_norm(x: Tensor, norm: Norm) -> Tensor:
         block = triton.next_power_of_2(max(widths))
         _rms_norm[(len(x), len(widths))](
             x, norm.spread, norm.eps, out, x.stride(0),
-            FIRST=first, SECOND=second, THIRD=third, BLOCK=block, num_warps=8 if block >= 4096 else 4,
+            FIRST=first, SECOND=second, THIRD=third, BLOCK=block, num_warps=8 if block >= 4096 else 4, **early(),
         )  # fmt: skip
     return out
 
@@ -94,7 +97,8 @@ def quantised_rms_norm(x: Tensor, norm: Norm) -> Normed:
         part = block if len(x) > target().multiprocessors else min(block, _PART)
         _quantised_rms_norm[(len(x), -(-width // part))](
             x, norm.spread, norm.eps, rows, codes, scales, x.stride(0),
-            WIDTH=width, BLOCK=block, PART=part, GROUP=GROUP, FP8=target().fp8, num_warps=8 if block >= 4096 else 4,
+            WIDTH=width, BLOCK=block, PART=part, GROUP=GROUP, FP8=target().fp8,
+            num_warps=8 if block >= 4096 else 4, **early(),
         )  # fmt: skip
     return Normed(rows, Quantised(codes, scales))
 

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.early_start import early, wait_for_earlier
 from engine.kernels.numeric import narrow
 
 
@@ -45,6 +46,7 @@ def _rotate(
     x, turns, tokens, token_stride, head_stride,
     ROPE: tl.constexpr, PAIRS: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
+    wait_for_earlier()
     token = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     x += tl.program_id(1).to(tl.int64) * head_stride
     turn_pairs(x, x, turns, token, token < tokens, token_stride, token_stride, ROPE, PAIRS, INTERLEAVED)
@@ -62,5 +64,6 @@ def rotate(x: Tensor, turns: Tensor, interleaved: bool = True) -> None:
     block = 16
     _rotate[(-(-tokens // block), heads)](
         x, torch.view_as_real(turns), tokens, x.stride(0), x.stride(1),
-        ROPE=width, PAIRS=triton.next_power_of_2(width // 2), BLOCK=block, INTERLEAVED=interleaved, num_warps=4,
+        ROPE=width, PAIRS=triton.next_power_of_2(width // 2), BLOCK=block, INTERLEAVED=interleaved,
+        num_warps=4, **early(),
     )  # fmt: skip

@@ -23,6 +23,7 @@ class Target(NamedTuple):
     multiprocessors: int
     shared_bytes: int  # that one program may use
     has_wgmma: bool  # matrix products of 64 rows straight from shared memory
+    starts_early: bool = False  # a kernel while the one before it runs (`early_start`)
 
 
 @lru_cache(maxsize=1)
@@ -38,4 +39,11 @@ def target() -> Target:
         return Target(found.arch, flavour, multiprocessors, shared, has_wgmma=False)
     if found.arch < 80:
         raise ValueError(f"a GPU must have compute capability 8.0 or later, got {found.arch / 10}")
-    return Target(f"sm_{found.arch}", OCP if found.arch >= 89 else SOFT, multiprocessors, shared, found.arch == 90)
+    return Target(
+        f"sm_{found.arch}",
+        OCP if found.arch >= 89 else SOFT,
+        multiprocessors,
+        shared,
+        found.arch == 90,
+        found.arch >= 90,
+    )

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.early_start import early, wait_for_earlier
 from engine.kernels.target import target
 
 _BLOCK = 2048  # scores at a time
@@ -106,6 +107,7 @@ def _topk_of_row(
     BLOCK: tl.constexpr, LIMITED: tl.constexpr,
 ):  # fmt: skip
     """counts: [rows, 4, 256]."""
+    wait_for_earlier()
     row = tl.program_id(0).to(tl.int64)
     scores += row * num_scores
     counts += row * 1024
@@ -163,6 +165,7 @@ def _topk_of_chunk(
     counted, counts: [rows, chunks, 256], of the digit before and of this one; carry: [rows, chunks, 4], in which each
     chunk keeps from launch to launch what it knows.
     """
+    wait_for_earlier()
     row = tl.program_id(0).to(tl.int64)
     own = tl.program_id(1)
     most_chunks = tl.num_programs(1)
@@ -223,7 +226,7 @@ def _launch(scores: Tensor, k: int, limits: Tensor | None) -> Tensor:
         counts = out.new_empty(rows, 4, 256)
         _topk_of_row[(rows,)](
             scores, seen, counts, out, num_scores, k,
-            BLOCK=block, LIMITED=limits is not None, num_warps=8,
+            BLOCK=block, LIMITED=limits is not None, num_warps=8, **early(),
         )  # fmt: skip
         return out
     counted, counts = out.new_empty(2, rows, chunks, 256)
@@ -231,7 +234,8 @@ def _launch(scores: Tensor, k: int, limits: Tensor | None) -> Tensor:
     for shift in (24, 16, 8, 0, -8):
         _topk_of_chunk[(rows, chunks)](
             scores, seen, counted, counts, carry, out, num_scores, k, shift,
-            FIRST=shift == 24, LAST=shift < 0, TILE=_TILE, BLOCK=block, LIMITED=limits is not None, num_warps=4,
+            FIRST=shift == 24, LAST=shift < 0, TILE=_TILE, BLOCK=block, LIMITED=limits is not None,
+            num_warps=4, **early(),
         )  # fmt: skip
         counted, counts = counts, counted
     return out

@@ -11,7 +11,7 @@ from engine.kernels.fp8_gemm import fp8_gemm
 from engine.kernels.indexer_logits import check_index_widths, indexer_logits, paged_indexer_logits
 from engine.kernels.key_mask import key_mask
 from engine.kernels.latent_read import read_latents
-from engine.kernels.latent_write import latent_write
+from engine.kernels.latent_write import latent_write, quantised_latent_write
 from engine.kernels.mla_decode import check_mla_widths, mla_decode, sparse_mla_decode, swa_mla_decode
 from engine.kernels.mla_prefill import check_head_widths, mla_prefill
 from engine.kernels.mla_values import mla_values, quantised_mla_values
@@ -51,6 +51,7 @@ TRITON = Ops(
     ),
     fp8=Fp8Ops(
         quantise=elementwise.fp8_quant,
+        latent_write=quantised_latent_write,
         rms_norm=quantised_rms_norm,
         silu_mul=elementwise.quantised_silu_mul,
         gate=elementwise.quantised_gate,

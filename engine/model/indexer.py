@@ -27,7 +27,7 @@ class Indexer:
         self._rope = config.dsa.rope
         self._ops = ops
         heads, width = config.indexer.heads, config.indexer.width
-        self._wq_b = Linear(weights, [Part(f"{prefix}.wq_b.weight", heads * width)], config.dsa.q_rank, ops)
+        self.wq_b = Linear(weights, [Part(f"{prefix}.wq_b.weight", heads * width)], config.dsa.q_rank, ops)
         self._key_norm = KeyNorm(
             weights.take_float(f"{prefix}.k_norm.weight", width),
             weights.take_float(f"{prefix}.k_norm.bias", width),
@@ -87,7 +87,7 @@ class Indexer:
 
     def single(self, products: Tensor, q_latent: Tensor) -> SingleIndexer:
         """The same for one new token of one sequence, where all weights are plain and fp32."""
-        config, wq_b = self._config, self._wq_b.plain
+        config, wq_b = self._config, self.wq_b.plain
         assert wq_b is not None
         weights = IndexerWeights(wq_b, self._key_norm, config.heads, self._rope, config.top_k, self._scale)
         return SingleIndexer(weights, products, q_latent, self._ops)
@@ -98,7 +98,9 @@ class Indexer:
 
     def raw_queries(self, q_latent: Rows) -> Tensor:
         """[tokens, heads, width], not turned yet."""
-        products = self._wq_b.split(self._wq_b(q_latent))[0]
+        return self.by_head(self.wq_b.split(self.wq_b(q_latent))[0])
+
+    def by_head(self, products: Tensor) -> Tensor:
         return products.view(len(products), self._config.heads, self._config.width)
 
     def choose_positions(self, q: Tensor, projected: Tensor, cache: IndexCache, step: PagedDecode) -> Tensor:

@@ -5,6 +5,7 @@ Owns how several weights lie side by side: FP8 ones begin at multiples of a tile
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -51,13 +52,6 @@ class Linear:
     def coded(self) -> bool:
         return self._coded is not None
 
-    def ready(self, x: Tensor) -> Tensor | Normed:
-        """In the form that products take, for several of them to share."""
-        if self._coded is None:
-            return x
-        assert self._ops.fp8 is not None
-        return Normed(x, self._ops.fp8.quantise(x))
-
     def __call__(self, x: Rows) -> Tensor:
         if self.plain is not None:
             return torch.mm(plain_rows(x), self.plain)
@@ -67,6 +61,19 @@ class Linear:
         if self.plain is not None:
             return torch.addmm(residual, plain_rows(x), self.plain)
         return self._product(x, residual)
+
+    def joined_with(self, other: Linear) -> Linear | None:
+        """One product with the columns of both, whose weights become parts of its own; None if one of them is plain."""
+        if self._coded is None or other._coded is None:
+            return None
+        both = copy.copy(self)
+        codes, scales = (torch.cat(pair) for pair in zip(self._coded, other._coded, strict=True))
+        both._coded = Fp8Weight(codes, scales)
+        rows, tiles = len(self._coded.codes), len(self._coded.scales)
+        self._coded, other._coded = Fp8Weight(codes[:rows], scales[:tiles]), Fp8Weight(codes[rows:], scales[tiles:])
+        both._widths = self._widths + other._widths
+        both._places = [*self._places, *(len(self._widths) + place for place in other._places)]
+        return both
 
     def split(self, products: Tensor) -> list[Tensor]:
         """Each piece's columns."""

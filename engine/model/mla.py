@@ -6,6 +6,7 @@ indexer chose rows for them, which again are read in the absorbed form.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -58,6 +59,8 @@ class Attention:
             config.rms_norm_eps,
         )
         self._q_b = Linear(weights, [Part(f"{prefix}.q_b_proj.weight", g.heads * (g.nope + g.rope))], g.q_rank, ops)
+        # Queries of heads and of the indexer, which a decode wants both.
+        self._both_q_b = None if self._indexer is None else self._q_b.joined_with(self._indexer.wq_b)
         kv_b = weights.take(f"{prefix}.kv_b_proj.weight", g.heads * (g.nope + g.value), g.kv_rank)
         by_head = kv_b.view(g.heads, g.nope + g.value, g.kv_rank)
         self._kv_b = turned(kv_b)
@@ -139,17 +142,17 @@ class Attention:
         g, ops, indexer = self._geometry, self._ops.paged, self._indexer
         assert ops is not None
         latents, gates, *index = self._input.split(self._input(x))
-        keys = index_q = None
+        keys = None
         if indexer is not None:
             assert cache.index_cache is not None
             keys = indexer.new_keys(index[0], cache.index_cache)
         rows = cache.latent
-        q_latent = self._q_b.ready(
-            ops.latent_write(latents, self._norm, step.turns, step.slots, step.rows.pages, rows, keys)
-        )
-        q = self._by_head(q_latent)
-        if indexer is not None and step.every is None:
-            index_q = indexer.raw_queries(q_latent)
+        write: Callable[..., Rows] = ops.latent_write
+        if self._q_b.coded:
+            assert self._ops.fp8 is not None
+            write = self._ops.fp8.latent_write
+        q_latent = write(latents, self._norm, step.turns, step.slots, step.rows.pages, rows, keys)
+        q, index_q = self._raw_queries(q_latent, step.every is None)
         q = ops.absorb_queries(q, self._key_up, step.turns, index_q)
         if indexer is None:
             assert g.window is not None
@@ -263,14 +266,22 @@ class Attention:
     def _queries(self, q_latent: Tensor, turns: Tensor) -> Tensor:
         """[tokens, heads, nope + rope]"""
         g = self._geometry
-        q = self._by_head(q_latent)
+        q, _ = self._raw_queries(q_latent, False)
         self._ops.rotate(q[..., g.nope :], turns)
         return q
 
-    def _by_head(self, q_latent: Rows) -> Tensor:
+    def _raw_queries(self, q_latent: Rows, indexed: bool) -> tuple[Tensor, Tensor | None]:
+        """As `_by_head`, and those of the indexer if there is one and they are wanted."""
+        if self._indexer is None or not indexed:
+            return self._by_head(self._q_b.split(self._q_b(q_latent))[0]), None
+        if self._both_q_b is None:
+            return self._raw_queries(q_latent, False)[0], self._indexer.raw_queries(q_latent)
+        products, index_products = self._both_q_b.split(self._both_q_b(q_latent))
+        return self._by_head(products), self._indexer.by_head(index_products)
+
+    def _by_head(self, products: Tensor) -> Tensor:
         """[tokens, heads, nope + rope], not turned yet."""
         g = self._geometry
-        products = self._q_b.split(self._q_b(q_latent))[0]
         return products.view(len(products), g.heads, g.nope + g.rope)
 
     def _absorbed_queries(self, q_latent: Tensor, turns: Tensor) -> Tensor:

@@ -75,7 +75,14 @@ class Case:
 
 @pytest.mark.parametrize(
     ("lens", "page_size", "queries", "shuffled"),
-    [((50, 7, 33), 16, 1, False), ((50, 9), 16, 3, True), ((5, 40), 1, 2, False), ((65,), 64, 1, True)],
+    [
+        ((50, 7, 33), 16, 1, False),
+        ((50, 9), 16, 3, True),
+        ((5, 40), 1, 2, False),
+        ((65,), 64, 1, True),
+        ((600, *[1] * 15), 64, 1, False),  # so that a program looks pages up twice
+        ((129, 64, 1), 128, 1, False),
+    ],
 )
 def test_scores_of_paged_keys(device: str, lens: tuple[int, ...], page_size: int, queries: int, shuffled: bool) -> None:
     case = Case(device, lens, page_size, queries, shuffled=shuffled)

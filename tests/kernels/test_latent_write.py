@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.kernels import latent_write as kernels
+from engine.reference.fp8_quant import fp8_quant
 from engine.reference.index_write import IndexAddresses, index_read
 from engine.reference.latent import read_latents
 from engine.reference.latent_write import IndexKeys, latent_write
@@ -21,8 +22,10 @@ GAP = 5  # columns beside the ones that count, as where one product makes everyt
 
 
 class Case:
-    def __init__(self, device: str, coded: bool, dtype: torch.dtype, page_size: int, tokens: int) -> None:
-        self.q_rank, self.rank, self.rope, self.width = 96, 256 if coded else 64, 16, 32
+    def __init__(
+        self, device: str, coded: bool, dtype: torch.dtype, page_size: int, tokens: int, q_rank: int = 96
+    ) -> None:
+        self.q_rank, self.rank, self.rope, self.width = q_rank, 256 if coded else 64, 16, 32
         self.cache = PagedCache(
             device, [tokens + 3], page_size=page_size, rank=self.rank, rope=self.rope, dtype=dtype, coded=coded,
             index=self.width,
@@ -100,6 +103,27 @@ def test_rows_are_those_of_the_plain_operations(
     assert_as_good(latent, plain[0], exact[0])
     assert_as_good(rows, plain[1], exact[1], row_limit)
     assert_as_good(keys, plain[2], exact[2], COSINE_LIMIT[torch.uint8])
+
+
+def test_query_latents_quantised_besides(device: str) -> None:
+    case = Case(device, False, torch.bfloat16, 16, 3, q_rank=384)
+    arguments = case.arguments(torch.bfloat16)
+    case.clear()
+    latent = kernels.latent_write(*arguments)  # type: ignore[arg-type]
+    written = case.cache.buffer.clone()
+    case.clear()
+    ours = kernels.quantised_latent_write(*arguments)  # type: ignore[arg-type]
+    assert torch.equal(ours.rows, latent)
+    assert torch.equal(case.cache.buffer, written)
+    codes, scales = fp8_quant(latent)
+    assert torch.equal(ours.quantised.codes, codes)
+    assert torch.equal(ours.quantised.scales, scales)
+
+
+def test_a_width_that_cannot_be_quantised_is_named(device: str) -> None:
+    case = Case(device, False, torch.bfloat16, 16, 2)
+    with pytest.raises(ValueError, match="q_lora_rank must be a multiple of 128 for FP8 products, got 96"):
+        kernels.quantised_latent_write(*case.arguments(torch.bfloat16))  # type: ignore[arg-type]
 
 
 def test_no_tokens_are_no_work(device: str) -> None:
