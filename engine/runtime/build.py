@@ -31,6 +31,7 @@ from engine.runtime.loop import Loop
 from engine.runtime.media import LoadedMedia, load_media
 from engine.runtime.media_encoder import MediaEncoder
 from engine.runtime.parallel import LeadModel, Recorded, Team, join
+from engine.runtime.parallel_encode import SpreadItems
 from engine.runtime.parallel_spread import led
 from engine.runtime.progress import Progress
 from engine.runtime.runner import Runner
@@ -38,7 +39,7 @@ from engine.runtime.sampler import Sampler
 from engine.sched.scheduler import Scheduler
 from engine.wire.messages import PROTOCOL_VERSION, GroupCapacity, MediaSupport, Ready, Sampling, Submit
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ def hold(folder: Path, engine: EngineConfig, ranks: Ranks | None = None, media: 
     """Of several `ranks`, this one's part. `media`: what is loaded for them already."""
     config = ModelConfig.from_folder(folder)
     device = torch.device(engine.device)
-    model = load_model(folder, config, device, _DTYPES[engine.dtype], engine.max_model_len, ranks)
+    model = load_model(folder, config, device, DTYPES[engine.dtype], engine.max_model_len, ranks)
     free_bytes = max(0, _free_bytes(device) - (0 if media is None else engine.encoder_cache_bytes))
     if ranks is not None:  # all of them must come to the same plan; on a CPU they share the memory
         free_bytes = least(free_bytes, device) // (engine.tensor_parallel_size if engine.device == "cpu" else 1)
@@ -87,10 +88,10 @@ def build(folder: Path, engine: EngineConfig, worker_id: str, team: Team | None 
     model_config = ModelConfig.from_folder(folder)
     ranks = None if team is None else join(team.place)
     device = torch.device(engine.device)
-    media = load_media(folder, model_config, device, _DTYPES[engine.dtype])
+    media = load_media(folder, model_config, device, DTYPES[engine.dtype])
     drafter = None
     if engine.speculative_tokens:
-        drafter = load_drafter(folder, model_config, device, _DTYPES[engine.dtype], engine.max_model_len)
+        drafter = load_drafter(folder, model_config, device, DTYPES[engine.dtype], engine.max_model_len)
     held = hold(folder, engine, ranks, media)
     plan = held.plan
     kinds = (engine.dtype, engine.device, engine.cache_dtype)
@@ -99,7 +100,8 @@ def build(folder: Path, engine: EngineConfig, worker_id: str, team: Team | None 
     # On a GPU a layer is done long after it was launched, so that there only whole steps tell of progress.
     progress = Progress(only_steps=device.type != "cpu")
     on_layer = progress.stamp if device.type == "cpu" else None
-    encoder = None if media is None else media.encoder(device, on_layer)
+    spread = None if team is None else SpreadItems(team, device)
+    encoder = None if media is None else media.encoder(device, on_layer, spread)
     runner = _runner(held, team, sampler, on_layer, encoder, drafter, engine.speculative_tokens)
     _warm_up(runner, engine, plan)
     intake = None if media is None else media.intake(min(plan.encoder_cache_tokens, plan.max_model_len))

@@ -15,6 +15,7 @@ from engine.model.load import CheckpointError, Encoders, load_encoders
 from engine.model.vision import PixelScale
 from engine.runtime.media_encoder import MediaEncoder
 from engine.runtime.media_intake import MediaIntake
+from engine.runtime.parallel_encode import SpreadItems
 from engine.wire.messages import MediaKind
 from multimodal.image import ImageLimits
 
@@ -34,8 +35,10 @@ class LoadedMedia(NamedTuple):
         vision = self.config.vision
         return MediaIntake(placeholders, 1 if vision is None else vision.token_side, max_item_tokens)
 
-    def encoder(self, device: torch.device, on_layer: Callable[[], None] | None) -> MediaEncoder:
-        encoder = MediaEncoder(self.encoders, device, on_layer)
+    def encoder(
+        self, device: torch.device, on_layer: Callable[[], None] | None, ranks: SpreadItems | None = None
+    ) -> MediaEncoder:
+        encoder = MediaEncoder(self.encoders, device, on_layer, ranks)
         encoder.warm_up()
         return encoder
 

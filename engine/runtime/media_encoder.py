@@ -17,6 +17,7 @@ from engine.config.encoders import SAMPLES_PER_TOKEN
 from engine.model.audio import Chunk
 from engine.model.load import Encoders
 from engine.model.vision import Grid
+from engine.runtime.parallel_encode import SpreadItems
 from engine.sched.batch import Scheduled
 from engine.sched.encodings import EncoderWork
 from engine.sched.parts import Part, PartKey
@@ -25,22 +26,33 @@ from multimodal.image import order_patches
 
 
 class MediaEncoder:
-    def __init__(self, encoders: Encoders, device: torch.device, on_layer: Callable[[], None] | None) -> None:
-        """`on_layer` is called whenever an encoder has moved on by a layer."""
+    def __init__(
+        self,
+        encoders: Encoders,
+        device: torch.device,
+        on_layer: Callable[[], None] | None,
+        ranks: SpreadItems | None = None,
+    ) -> None:
+        """`on_layer` is called whenever an encoder has moved on by a layer. `ranks`: others that share the work."""
         self._encoders = encoders
         self._device = device
         self._on_layer = on_layer
+        self._ranks = ranks
         self._embeddings: dict[PartKey, Tensor] = {}
 
     def do(self, work: EncoderWork) -> None:
         for key in work.forgotten:
             self._embeddings.pop(key, None)  # not there if the step that was to make it failed
-        pictures = [part for part in work.encodes if part.kind == "image"]
-        sounds = [part for part in work.encodes if part.kind == "audio"]
-        if pictures:
-            self._keep(pictures, self._encode_pictures(pictures))
-        if sounds:
-            self._keep(sounds, self._encode_sounds(sounds))
+        for kind in ("image", "audio"):
+            parts = [part for part in work.encodes if part.kind == kind]
+            if self._ranks is not None and len(parts) > 1:
+                self._keep(*self._ranks.encode(parts, self.encode))
+            elif parts:
+                self._keep(parts, self.encode(parts))
+
+    def encode(self, parts: Sequence[Part]) -> Tensor:
+        """Of one kind, together → [tokens, hidden]."""
+        return self._encode_pictures(parts) if parts[0].kind == "image" else self._encode_sounds(parts)
 
     def warm_up(self) -> None:
         """What is slow only once, or does not work at all, shows here."""

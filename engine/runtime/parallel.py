@@ -33,6 +33,7 @@ from engine.model.context import AllRanks, ForwardContext
 from engine.model.decoder import TextModel
 from engine.model.kv_pool import KvPool
 from engine.model.ranks import Ranks
+from engine.wire.messages import MediaKind
 
 EXIT_FAILED = 1
 _STOP_S = 5.0
@@ -73,7 +74,16 @@ class Logits(msgspec.Struct, frozen=True, tag=True):
     num_rows: int
 
 
-Told = Forward | Logits
+class Encode(msgspec.Struct, frozen=True, tag=True):
+    """Encode your share of a step's pictures or sounds, and take part in gathering what all have made."""
+
+    kind: MediaKind
+    shapes: list[tuple[int, ...]]
+    data: list[bytes]
+    counts: list[int]  # tokens of each rank
+
+
+Told = Forward | Logits | Encode
 
 
 class RanksError(RuntimeError):

@@ -22,8 +22,12 @@ import torch
 import torch.distributed as dist
 
 from engine.config.log_format import set_up_logging
-from engine.runtime.build import Held, hold
-from engine.runtime.parallel import Logits, Place, Told, context_of, join
+from engine.config.model import ModelConfig
+from engine.runtime.build import DTYPES, Held, hold
+from engine.runtime.media import load_media
+from engine.runtime.media_encoder import MediaEncoder
+from engine.runtime.parallel import Encode, Logits, Place, Told, context_of, join
+from engine.runtime.parallel_encode import follow_encode
 
 EXIT_FAILED = 1
 EXIT_REFUSED = 2
@@ -42,7 +46,7 @@ def main() -> int:
     set_up_logging(place.log_level, place.log_format)
     torch.set_num_threads(place.threads)
     try:
-        held = hold(Path(place.folder), place.engine, join(place))
+        held, encoder = _hold(place)
     except (ValueError, OSError) as error:
         log.critical("rank %d cannot start: %s", place.rank, error)
         return EXIT_REFUSED
@@ -54,12 +58,26 @@ def main() -> int:
             except (EOFError, OSError):  # rank 0 has ended, and may not have done so in order
                 shutil.rmtree(folder, ignore_errors=True)
                 return 0
-            follow(held, decoder.decode(frame), place.rank)
+            follow(held, decoder.decode(frame), place.rank, encoder)
 
 
-def follow(held: Held, message: Told, rank: int) -> None:
+def _hold(place: Place) -> tuple[Held, MediaEncoder | None]:
+    """The encoders are whole on every rank."""
+    ranks = join(place)
+    folder, device, dtype = Path(place.folder), torch.device(place.engine.device), DTYPES[place.engine.dtype]
+    media = load_media(folder, ModelConfig.from_folder(folder), device, dtype)
+    held = hold(folder, place.engine, ranks, media)
+    return held, None if media is None else media.encoder(device, None)
+
+
+def follow(held: Held, message: Told, rank: int, encoder: MediaEncoder | None = None) -> None:
     """Does what rank 0 said and does itself."""
     model = held.model
+    if isinstance(message, Encode):
+        assert encoder is not None
+        nothing = torch.empty(0, model.config.hidden, dtype=model.dtype, device=model.device)
+        follow_encode(message, rank, nothing, encoder.encode)
+        return
     if isinstance(message, Logits):
         model.logits(_from_first(held, message.num_rows))
         return

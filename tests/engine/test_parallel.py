@@ -4,12 +4,15 @@ import random
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
+from engine.config.encoders import SAMPLES_PER_TOKEN
 from engine.config.model import ModelConfig
+from engine.sched.parts import Part
 from tests.support.engine_run import Text
-from tests.support.rank_run import logits_of_one, logits_of_ranks
+from tests.support.rank_run import encoded_by_one, encoded_by_ranks, logits_of_one, logits_of_ranks
 from tests.support.tiny_model import VOCAB, tiny_config, write_checkpoint
 
 pytestmark = [
@@ -101,3 +104,28 @@ def test_ranks_compute_what_one_process_does(case: Case, tmp_path: Path) -> None
     for logits in found:
         assert torch.equal(logits, found[0])
         assert float((logits - wanted).abs().max() / wanted.abs().max()) < LIMIT
+
+
+def media_parts() -> list[Part]:
+    """Three pictures and two sounds of different sizes, in turns."""
+    drawn = np.random.default_rng(3)
+
+    def picture(number: int, height: int, width: int) -> Part:
+        pixels = drawn.integers(0, 256, (height, width, 3), np.uint8)
+        return Part("image", (b"p", number), 0, height * width // 784, pixels.shape, memoryview(pixels.tobytes()))
+
+    def sound(number: int, tokens: int) -> Part:
+        samples = drawn.normal(0, 0.1, SAMPLES_PER_TOKEN * tokens).astype(np.float32)
+        return Part("audio", (b"s", number), 0, tokens, samples.shape, memoryview(samples.tobytes()))
+
+    return [picture(0, 28, 28), sound(0, 5), picture(1, 84, 56), sound(1, 3), picture(2, 56, 28)]
+
+
+def test_items_encoded_by_several_ranks_come_out_as_by_one(tmp_path: Path) -> None:
+    """Four ranks, of which one has no picture and two no sound."""
+    bundled = Path("models/dots3-note-tiny")
+    parts = media_parts()
+    wanted = encoded_by_one(bundled, parts)
+    found = encoded_by_ranks(bundled, parts, tmp_path / "ranks", 4)
+    assert wanted.shape == found.shape == (1 + 5 + 6 + 3 + 2, ModelConfig.from_folder(bundled).hidden)
+    assert float((found - wanted).abs().max() / wanted.abs().max()) < LIMIT

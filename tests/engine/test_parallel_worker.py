@@ -57,14 +57,17 @@ def _lives(pid: int) -> bool:
 
 
 def requests() -> list[Submit]:
+    """The last shows two pictures, of which each of two ranks encodes one."""
     scored = Sampling(max_tokens=6, temperature=0.0, logprobs=3, prompt_logprobs=1)
-    pixels = bytes(place % 251 for place in range(PICTURE_SIDE * PICTURE_SIDE * 3))
-    picture = MediaItem("image", 1, PICTURE_TOKENS, (PICTURE_SIDE, PICTURE_SIDE, 3), b"p" * 32)
-    shown = (5, *(PICTURE_PAD,) * PICTURE_TOKENS, 6, 7)
+    size = PICTURE_SIDE * PICTURE_SIDE * 3
+    pixels = bytes(place % 251 for place in range(2 * size))
+    shape = (PICTURE_SIDE, PICTURE_SIDE, 3)
+    pictures = [MediaItem("image", 1 + 5 * number, PICTURE_TOKENS, shape, bytes([number]) * 32) for number in range(2)]
+    shown = (5, *(PICTURE_PAD,) * PICTURE_TOKENS, 6, *(PICTURE_PAD,) * PICTURE_TOKENS, 7)
     return [
         Submit("long", prompt(90), scored),
         Submit("several", prompt(30), scored, n=2),
-        Submit("media", shown, scored, media=(picture,), media_data=MediaData(len(pixels), inline=pixels)),
+        Submit("media", shown, scored, media=tuple(pictures), media_data=MediaData(len(pixels), inline=pixels)),
     ]
 
 

@@ -15,7 +15,9 @@ from engine.model.context import ForwardContext
 from engine.model.load import Checkpoint
 from engine.model.ranks import ExpertShare
 from engine.runtime.parallel import Forward, LeadModel, Logits, RanksError, Told, context_of, told
+from engine.runtime.parallel_encode import shares_of
 from engine.runtime.parallel_spread import split
+from engine.sched.parts import Part
 from tests.support.tiny_model import tiny_config, write_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -156,6 +158,15 @@ def test_a_batch_is_split_by_the_homes_of_its_sequences() -> None:
     assert isinstance(message, Forward)
     ids, got = context_of(message, torch.device("cpu"))
     assert (len(ids), len(got.positions), list(got.seq_lens), got.ranks) == (0, 0, [], ([4, 0, 3], 17))
+
+
+def test_items_are_shared_by_their_tokens_the_longest_first() -> None:
+    parts = [
+        Part("image", (b"", number), 0, tokens, (1,), memoryview(b"")) for number, tokens in enumerate((3, 9, 4, 5))
+    ]
+    shares = shares_of(parts, 3)
+    assert [[part.num_tokens for part in share] for share in shares] == [[9], [5], [4, 3]]
+    assert shares_of(parts[:2], 3) == [[parts[1]], [parts[0]], []]
 
 
 def test_embeddings_are_not_told_but_follow() -> None:

@@ -1,17 +1,20 @@
 """Ranks as processes that run the same texts: what they compute must be what a single process does.
 
 They are forked from a server that has loaded torch once. Which checkpoint and how it is shared says the engine config.
-Ranks that share every layer each run all of it by themselves; where attention is data-parallel, the first tells the
-others their parts of each step, as in a worker.
+Ranks that share every layer each run all of it by themselves; where each has work of its own, the first tells the
+others, as in a worker.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import accumulate
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -26,9 +29,14 @@ from engine.model.decoder import TextModel
 from engine.model.kv_pool import KvPool
 from engine.model.load import load_model
 from engine.runtime.build import Held
+from engine.runtime.media import load_media
+from engine.runtime.media_encoder import MediaEncoder
 from engine.runtime.parallel import Place, Team, Told, join
+from engine.runtime.parallel_encode import SpreadItems
 from engine.runtime.parallel_spread import SpreadModel
 from engine.runtime.rank import follow
+from engine.sched.encodings import EncoderWork
+from engine.sched.parts import Part, Span
 from tests.support.engine_run import EngineRun, Text
 
 WAIT_S = 120.0
@@ -39,19 +47,43 @@ _forks.set_forkserver_preload(["tests.support.rank_run"])
 
 def logits_of_ranks(folder: Path, texts: Sequence[Text], out: Path, ranks: int, **sharing: bool) -> list[Tensor]:
     """fp32 [tokens of all texts, vocab], of each rank that runs them by itself. `sharing`: settings of the engine."""
+    engine = EngineConfig.for_device("cpu", tensor_parallel_size=ranks, **SETTINGS, **sharing)
+    return _results(folder, engine, out, partial(_run_texts, texts), led=engine.attention_data_parallel)
+
+
+def encoded_by_ranks(folder: Path, parts: Sequence[Part], out: Path, ranks: int) -> Tensor:
+    """Rows of all parts [tokens, hidden], as rank 0 keeps them."""
+    engine = EngineConfig.for_device("cpu", tensor_parallel_size=ranks, **SETTINGS)
+    [rows] = _results(folder, engine, out, partial(_encode, _carried(parts)), led=True)
+    return rows
+
+
+def encoded_by_one(folder: Path, parts: Sequence[Part]) -> Tensor:
+    return _rows_of(_encoder(folder, None), parts, ModelConfig.from_folder(folder).hidden)
+
+
+def logits_of_one(folder: Path, texts: Sequence[Text]) -> Tensor:
+    config = ModelConfig.from_folder(folder)
+    return _logits(EngineRun(load_model(folder, config, torch.device("cpu"), torch.float32), **SETTINGS), texts)
+
+
+Job = Callable[[Place, list["Connection[Any, Any]"]], Tensor]
+
+
+def _results(folder: Path, engine: EngineConfig, out: Path, job: Job, *, led: bool) -> list[Tensor]:
+    """Of each rank that does the job: all of them, or the first, which leads the others."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # before the server is forked that forks the ranks
     out.mkdir()
-    engine = EngineConfig.for_device("cpu", tensor_parallel_size=ranks, **SETTINGS, **sharing)
-    pipes = [_forks.Pipe(duplex=False) for _ in range(1, ranks) if engine.attention_data_parallel]
+    ranks = engine.tensor_parallel_size
+    pipes = [_forks.Pipe(duplex=False) for _ in range(1, ranks)] if led else []
     processes = []
     for rank in range(ranks):
         place = Place(rank, str(folder), engine, 1, str(out / "meeting"), "info", "text")
-        if rank and pipes:
+        if rank and led:
             processes.append(_forks.Process(target=_follow, args=(place, pipes[rank - 1][0])))
         else:
-            processes.append(
-                _forks.Process(target=_lead, args=(place, texts, out / f"{rank}.pt", [p[1] for p in pipes]))
-            )
+            ends = [sender for _, sender in pipes]
+            processes.append(_forks.Process(target=_save, args=(place, job, out / f"{rank}.pt", ends)))
         processes[-1].start()
     for end in (end for pipe in pipes for end in pipe):
         end.close()  # the processes have theirs
@@ -63,11 +95,6 @@ def logits_of_ranks(folder: Path, texts: Sequence[Text], out: Path, ranks: int, 
     return [torch.load(path, weights_only=True) for path in sorted(out.glob("*.pt"))]
 
 
-def logits_of_one(folder: Path, texts: Sequence[Text]) -> Tensor:
-    config = ModelConfig.from_folder(folder)
-    return _logits(EngineRun(load_model(folder, config, torch.device("cpu"), torch.float32), **SETTINGS), texts)
-
-
 class _Team(Team):
     """The other ranks, which somebody else has started."""
 
@@ -76,19 +103,54 @@ class _Team(Team):
         self._channels = channels
 
 
-def _lead(place: Place, texts: Sequence[Text], out: Path, channels: list[Connection[Any, Any]]) -> None:
-    model: Any = _model(place)
-    if channels:
-        model = SpreadModel(model, _Team(place, channels))
-    settings = {"tensor_parallel_size": len(channels) + 1, "attention_data_parallel": bool(channels)}
-    torch.save(_logits(EngineRun(model, **SETTINGS, **settings), texts), out)
+def _save(place: Place, job: Job, out: Path, channels: list[Connection[Any, Any]]) -> None:
+    torch.set_num_threads(1)
+    torch.save(job(place, channels), out)
     for channel in channels:
         channel.close()
     dist.destroy_process_group()
 
 
-def _follow(place: Place, channel: Connection[Any, Any]) -> None:
+def _run_texts(texts: Sequence[Text], place: Place, channels: list[Connection[Any, Any]]) -> Tensor:
+    model: Any = _model(place)
+    if channels:
+        model = SpreadModel(model, _Team(place, channels))
+    settings = {"tensor_parallel_size": len(channels) + 1, "attention_data_parallel": bool(channels)}
+    return _logits(EngineRun(model, **SETTINGS, **settings), texts)
+
+
+def _encode(parts: Sequence[Part], place: Place, channels: list[Connection[Any, Any]]) -> Tensor:
     model = _model(place)
+    ranks = SpreadItems(_Team(place, channels), model.device)
+    return _rows_of(_encoder(Path(place.folder), ranks), parts, model.config.hidden)
+
+
+def _rows_of(encoder: MediaEncoder, parts: Sequence[Part], hidden: int) -> Tensor:
+    encoder.do(EncoderWork((), tuple(part._replace(data=memoryview(part.data)) for part in parts)))
+    starts = [0, *accumulate(part.num_tokens for part in parts)]
+    spans = [Span(part.key, 0, part.num_tokens, start) for part, start in zip(parts, starts, strict=False)]
+    rows = torch.full((starts[-1], hidden), float("nan"))
+    encoder.fill(rows, [SimpleNamespace(media=spans)], [0])  # type: ignore[list-item]
+    return rows
+
+
+def _carried(parts: Sequence[Part]) -> list[Any]:
+    """To another process, where no view of memory goes."""
+    return [part._replace(data=bytes(part.data)) for part in parts]  # type: ignore[arg-type]
+
+
+def _encoder(folder: Path, ranks: SpreadItems | None) -> MediaEncoder:
+    device = torch.device("cpu")
+    media = load_media(folder, ModelConfig.from_folder(folder), device, torch.float32)
+    assert media is not None
+    return media.encoder(device, None, ranks)
+
+
+def _follow(place: Place, channel: Connection[Any, Any]) -> None:
+    torch.set_num_threads(1)
+    model = _model(place)
+    folder = Path(place.folder)
+    encoder = _encoder(folder, None) if (folder / "preprocessor_config.json").exists() else None
     plan = plan_capacity(model.config, place.engine, free_bytes=0)
     pool = KvPool(plan, model.device)
     pool.buffer.view(torch.float32).fill_(float("nan"))
@@ -99,12 +161,11 @@ def _follow(place: Place, channel: Connection[Any, Any]) -> None:
                 frame = channel.recv_bytes()
             except EOFError:
                 break
-            follow(Held(model, plan, pool, None), decoder.decode(frame), place.rank)
+            follow(Held(model, plan, pool, None), decoder.decode(frame), place.rank, encoder)
     dist.destroy_process_group()
 
 
 def _model(place: Place) -> TextModel:
-    torch.set_num_threads(1)
     ranks = join(place)
     config = ModelConfig.from_folder(Path(place.folder))
     return load_model(Path(place.folder), config, torch.device("cpu"), torch.float32, ranks=ranks)
