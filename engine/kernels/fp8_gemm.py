@@ -1,7 +1,8 @@
 """FP8 products, [rows, in] · [out, in]ᵀ with 1 × 128 and 128 × 128 scales; formulas in `engine.reference.fp8_gemm`.
 
 Few rows make a product of weights that stream by: then `in` is split over programs, so that every multiprocessor has
-its share of them, and the last program of a tile to arrive adds up what the others left, always in the same order.
+its share of them, and the last program of a tile to arrive adds up what the others left, always in the same order. A
+program has the first of its weights fetched to the L2 cache while the kernel before, which makes its rows, still runs.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.early_start import early, prefetch, wait_for_earlier
 from engine.kernels.numeric import fp8_pointer, narrow
 from engine.kernels.scaled_products import scaled_products
 from engine.kernels.target import FP8_FACTOR, target
@@ -25,12 +27,11 @@ _MOST_SPLIT = 1024  # tiles of a product that is split
 
 
 @triton.jit
-def _summed(partials, SPLITS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """What all splits left of a tile of [ROWS, COLUMNS]."""
-    at = tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    total = tl.load(partials + at, cache_modifier=".cg")
+def _summed(partials, real, SPLITS: tl.constexpr, SIZE: tl.constexpr):
+    """What all splits left of a tile; partials: of the first one's [SIZE] sums."""
+    total = tl.load(partials, mask=real, other=0.0, cache_modifier=".cg")
     for split in tl.static_range(1, SPLITS):
-        total += tl.load(partials + split * (ROWS * COLUMNS) + at, cache_modifier=".cg")
+        total += tl.load(partials + split * SIZE, mask=real, other=0.0, cache_modifier=".cg")
     return total
 
 
@@ -54,8 +55,9 @@ def _fp8_gemm(
     codes, scales, weight, weight_scales, residual, out, partials, arrived,
     rows, columns, factor,
     IN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr, GROUPED: tl.constexpr,
-    SWAPPED: tl.constexpr, SPLITS: tl.constexpr, ADDED: tl.constexpr, FP8: tl.constexpr,
+    SWAPPED: tl.constexpr, SPLITS: tl.constexpr, AHEAD: tl.constexpr, ADDED: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
+    """AHEAD: groups of `in` that are fetched before the rows are there."""
     GROUPS: tl.constexpr = IN // GROUP
     row_tiles = tl.cdiv(rows, BLOCK_M)
     column_tiles = tl.cdiv(columns, BLOCK_N)
@@ -70,27 +72,36 @@ def _fp8_gemm(
     held_row = tl.minimum(row, rows - 1).to(tl.int64)
     held = tl.minimum(column, columns - 1).to(tl.int64)
     split = tl.program_id(1)
+    first_group = split * GROUPS // SPLITS
+    last_group = (split + 1) * GROUPS // SPLITS
+    for ahead in tl.static_range(AHEAD):
+        prefetch(weight + held * IN + tl.minimum(first_group + ahead, last_group - 1) * GROUP)
+    wait_for_earlier()
     left = fp8_pointer(codes, FP8) + held_row[:, None] * IN + depth[None, :]
     right = fp8_pointer(weight, FP8) + held[:, None] * IN + depth[None, :]
     left_scales = scales + held_row * GROUPS
     right_scales = weight_scales + tile * BLOCK_N // GROUP * GROUPS
     sums, _ = scaled_products(
         left, left_scales, right, right_scales, right, right_scales,
-        split * GROUPS // SPLITS, (split + 1) * GROUPS // SPLITS, BLOCK_M, BLOCK_N, False, SWAPPED, GROUP, FP8,
+        first_group, last_group, BLOCK_M, BLOCK_N, False, SWAPPED, GROUP, FP8,
     )  # fmt: skip
     sums *= factor
     if SPLITS == 1:
         _store(sums, out, residual, row, column, rows, columns, ADDED, SWAPPED)
     else:
-        HEIGHT: tl.constexpr = BLOCK_N if SWAPPED else BLOCK_M
-        ACROSS: tl.constexpr = BLOCK_M if SWAPPED else BLOCK_N
-        of_tile = partials + program.to(tl.int64) * (SPLITS * BLOCK_M * BLOCK_N)
-        at = tl.arange(0, HEIGHT)[:, None] * ACROSS + tl.arange(0, ACROSS)[None, :]
-        tl.store(of_tile + split * (BLOCK_M * BLOCK_N) + at, sums)
+        SIZE: tl.constexpr = BLOCK_M * BLOCK_N
+        if SWAPPED:
+            at = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
+            real = tl.broadcast_to((row < rows)[None, :], (BLOCK_N, BLOCK_M))
+        else:
+            at = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+            real = tl.broadcast_to((row < rows)[:, None], (BLOCK_M, BLOCK_N))
+        of_tile = partials + program.to(tl.int64) * (SPLITS * SIZE) + at
+        tl.store(of_tile + split * SIZE, sums, mask=real)
         tl.debug_barrier()  # all threads' sums are written before the one that counts says so
         if tl.atomic_add(arrived + program, 1, sem="acq_rel") == SPLITS - 1:
             tl.store(arrived + program, 0)  # for the next launch
-            sums = _summed(of_tile, SPLITS, HEIGHT, ACROSS)
+            sums = _summed(of_tile, real, SPLITS, SIZE)
             _store(sums, out, residual, row, column, rows, columns, ADDED, SWAPPED)
 
 
@@ -128,7 +139,7 @@ def fp8_gemm(
         x.codes, x.scales, weight.codes, weight.scales, out if residual is None else residual, out, partials, arrived,
         rows, columns, FP8_FACTOR[target().fp8] ** 2,
         IN=width, BLOCK_M=tile.rows, BLOCK_N=tile.columns, GROUP=GROUP, GROUPED=_GROUPED,
-        SWAPPED=tile.swapped, SPLITS=splits, ADDED=residual is not None,
-        FP8=target().fp8, num_warps=tile.warps, num_stages=tile.stages,
+        SWAPPED=tile.swapped, SPLITS=splits, AHEAD=tile.ahead, ADDED=residual is not None,
+        FP8=target().fp8, num_warps=tile.warps, num_stages=tile.stages, **early(),
     )  # fmt: skip
     return out

@@ -2,7 +2,8 @@
 
 The sorted tokens are cut into items, some rows of one expert each, so that no expert is padded to the size of another
 and one that nobody chose has none. A program has one item and some columns; programs of an item are neighbours. Weights
-are as in `engine.reference.moe_gemm`, or FP8 as released: then the first product quantises what the second takes.
+are as in `engine.reference.moe_gemm`, or FP8 as released: then the first product quantises what the second takes, and
+the last expert may be one of all tokens, whose pairs with it are behind those of their choices.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.early_start import early, wait_for_earlier
 from engine.kernels.numeric import dot, encode_fp8, fp8_pointer, narrow
 from engine.kernels.scaled_products import scaled_products
 from engine.kernels.target import FP8_FACTOR, target
@@ -40,15 +42,18 @@ def _experts_before(ids, expert, pairs, BLOCK: tl.constexpr):
 @triton.jit
 def _sort_pairs(
     ids, order, items, pairs, num_items,
+    CHOSEN: tl.constexpr, SHARED: tl.constexpr,
     BLOCK: tl.constexpr, ROWS: tl.constexpr, ITEM: tl.constexpr, DENSE: tl.constexpr,
 ):  # fmt: skip
     """The pairs of token and choice that chose this program's expert, and its items.
 
     With p pairs before its own, an expert's items begin at ⌊p / ROWS⌋ + its number: the next one's begin behind its
     last, whatever their sizes, and each program knows without the others where. What is between has no rows. DENSE:
-    few pairs, and the number is that of lower experts with any.
+    few pairs, and the number is that of lower experts with any. SHARED: the last expert's pairs are of all tokens.
     """
+    wait_for_earlier()
     expert = tl.program_id(0)
+    every = SHARED and expert == tl.num_programs(0) - 1
     before = tl.zeros((), tl.int32)
     count = tl.zeros((), tl.int32)
     for start in range(0, pairs, BLOCK):
@@ -56,6 +61,8 @@ def _sort_pairs(
         chosen = tl.load(ids + pair, mask=pair < pairs, other=2147483647).to(tl.int32)
         before += tl.sum((chosen < expert).to(tl.int32), 0)
         count += tl.sum((chosen == expert).to(tl.int32), 0)
+    if every:
+        count = pairs // CHOSEN
     number = expert
     following = expert + 1
     if DENSE:
@@ -71,13 +78,18 @@ def _sort_pairs(
         tl.store(items + item * ITEM + 1, first)
         tl.store(items + item * ITEM + 2, end)
         item += 1
-    place = before
-    for start in range(0, pairs, BLOCK):
-        pair = start + tl.arange(0, BLOCK)
-        mine = tl.load(ids + pair, mask=pair < pairs, other=2147483647).to(tl.int32) == expert
-        at = place + tl.cumsum(mine.to(tl.int32), 0) - 1
-        tl.store(order + at, pair, mask=mine)
-        place += tl.sum(mine.to(tl.int32), 0)
+    if every:
+        for start in range(0, count, BLOCK):
+            place = start + tl.arange(0, BLOCK)
+            tl.store(order + before + place, pairs + place, mask=place < count)
+    else:
+        place = before
+        for start in range(0, pairs, BLOCK):
+            pair = start + tl.arange(0, BLOCK)
+            mine = tl.load(ids + pair, mask=pair < pairs, other=2147483647).to(tl.int32) == expert
+            at = place + tl.cumsum(mine.to(tl.int32), 0) - 1
+            tl.store(order + at, pair, mask=mine)
+            place += tl.sum(mine.to(tl.int32), 0)
 
 
 @triton.jit
@@ -113,21 +125,28 @@ def _store_coded(
 @triton.jit
 def _expert_gemm(
     x, x_scales, weight, weight_scales, out, out_scales, order, items,
-    experts, weight_stride, in_stride, column_stride, factor,
+    pairs, routed, weight_stride, in_stride, column_stride, factor,
     IN: tl.constexpr, COLUMNS: tl.constexpr, CODED: tl.constexpr, GATED: tl.constexpr, TWO: tl.constexpr,
     PAIRS_A_ROW: tl.constexpr, SCALE_ROWS: tl.constexpr, ITEM: tl.constexpr,
-    SWAPPED: tl.constexpr, ALONE: tl.constexpr,
+    SWAPPED: tl.constexpr, ALONE: tl.constexpr, SHARED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
-    """TWO: the tile has a second stretch of columns, the gates' counterparts or the next ones."""
+    """TWO: the tile has a second stretch of columns, the gates' counterparts or the next ones; without, gates are made
+    first and their counterparts after them. `routed`: experts to choose from; one of all tokens is behind them."""
+    wait_for_earlier()
     WIDTH: tl.constexpr = BLOCK_N * 2 if TWO and not GATED else BLOCK_N
     TILES: tl.constexpr = (COLUMNS + WIDTH - 1) // WIDTH
     item = tl.program_id(0) // TILES
     tile = tl.program_id(0) % TILES
     if ALONE:  # one token: each of its choices is an item
-        expert = tl.load(order + item).to(tl.int64)
+        choice = tl.load(order + tl.minimum(item, pairs - 1))
+        here = choice < routed
+        if SHARED:
+            choice = tl.where(item < pairs, choice, routed)
+            here = here | (item == pairs)
+        expert = choice.to(tl.int64)
         first = item
-        end = item + (expert < experts).to(tl.int32)
+        end = item + here.to(tl.int32)
     else:
         expert = tl.load(items + item * ITEM).to(tl.int64)
         first = tl.load(items + item * ITEM + 1)
@@ -139,6 +158,8 @@ def _expert_gemm(
         if not ALONE:
             pair = tl.load(order + pair).to(tl.int64)
         row = pair // PAIRS_A_ROW
+        if SHARED and PAIRS_A_ROW > 1:
+            row = tl.where(pair < pairs, row, pair - pairs)
         column = tile * WIDTH + tl.arange(0, BLOCK_N)
         AWAY: tl.constexpr = COLUMNS if GATED else BLOCK_N  # from the first to the second stretch
         held = tl.minimum(column, COLUMNS - 1).to(tl.int64)
@@ -149,11 +170,16 @@ def _expert_gemm(
             left = fp8_pointer(x, FP8) + row[:, None] * IN + depth[None, :]
             right = fp8_pointer(base, FP8) + held[:, None] * column_stride + depth[None, :]
             right_scales = weight_scales + (expert * SCALE_ROWS + tile * WIDTH // GROUP) * GROUPS
+            second, second_scales = right + AWAY * column_stride, right_scales + AWAY // GROUP * GROUPS
             values, others = scaled_products(
-                left, x_scales + row * GROUPS, right, right_scales,
-                right + AWAY * column_stride, right_scales + AWAY // GROUP * GROUPS, 0, GROUPS,
+                left, x_scales + row * GROUPS, right, right_scales, second, second_scales, 0, GROUPS,
                 BLOCK_M, BLOCK_N, TWO, SWAPPED, GROUP, FP8,
             )  # fmt: skip
+            if GATED and not TWO:
+                others, _ = scaled_products(
+                    left, x_scales + row * GROUPS, second, second_scales, second, second_scales, 0, GROUPS,
+                    BLOCK_M, BLOCK_N, False, SWAPPED, GROUP, FP8,
+                )  # fmt: skip
             values *= factor
             others *= factor
         else:
@@ -183,8 +209,9 @@ def _expert_gemm(
 @triton.jit
 def _weighted_sum(
     residual, outputs, weights, out,
-    HIDDEN: tl.constexpr, CHOSEN: tl.constexpr, BLOCK: tl.constexpr,
+    HIDDEN: tl.constexpr, CHOSEN: tl.constexpr, SHARED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    wait_for_earlier()
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < HIDDEN
@@ -195,6 +222,9 @@ def _weighted_sum(
         written = inside & (tl.broadcast_to(weight, (BLOCK,)) != 0.0)
         output = tl.load(outputs + pair * HIDDEN + column, mask=written, other=0.0).to(tl.float32)
         total += weight * output
+    if SHARED:
+        pair = tl.num_programs(0).to(tl.int64) * CHOSEN + token
+        total += tl.load(outputs + pair * HIDDEN + column, mask=inside, other=0.0).to(tl.float32)
     total = narrow(total, out).to(tl.float32)
     total += tl.load(residual + token * HIDDEN + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + token * HIDDEN + column, narrow(total, out), mask=inside)
@@ -211,7 +241,8 @@ def _plain_tile(rows_an_expert: float) -> Tile:
 
 def _tiles(rows_an_expert: float, coded: bool) -> tuple[Tile, Tile]:
     if not coded:
-        return (_plain_tile(rows_an_expert),) * 2
+        tile = _plain_tile(rows_an_expert)
+        return tile._replace(two=True), tile
     return fp8_tile("moe_gemm, gate_up", rows_an_expert), fp8_tile("moe_gemm, down", rows_an_expert)
 
 
@@ -234,42 +265,54 @@ def moe_gemm(
     _check(residual, x, ids, weights, shape)
     pairs = tokens * chosen
     first, second = _tiles(pairs / shape.experts, shape.coded) if tiles is None else tiles
-    rows = _sorted_rows(ids, shape.experts, first.rows)
-    inner = residual.new_empty(pairs, shape.inter, dtype=torch.uint8 if shape.coded else residual.dtype)
-    inner_scales = weights.new_empty(pairs, shape.inter // GROUP) if shape.coded else None
+    rows = _sorted_rows(ids, shape, first.rows)
+    inner = residual.new_empty(rows.pairs, shape.inter, dtype=torch.uint8 if shape.coded else residual.dtype)
+    inner_scales = weights.new_empty(rows.pairs, shape.inter // GROUP) if shape.coded else None
     inputs = x if isinstance(x, Quantised) else (x, None)
-    _run(first._replace(two=True), rows, chosen, inputs, shape.gate_up, (inner, inner_scales))
-    outputs = residual.new_empty(pairs, hidden)
+    _run(first, rows, chosen, inputs, shape.gate_up, (inner, inner_scales))
+    outputs = residual.new_empty(rows.pairs, hidden)
     _run(second, rows, 1, (inner, inner_scales), shape.down, (outputs, None))
     block = min(1024, triton.next_power_of_2(hidden))
     _weighted_sum[(tokens, -(-hidden // block))](
-        residual, outputs, weights, out, HIDDEN=hidden, CHOSEN=chosen, BLOCK=block, num_warps=4
-    )
+        residual, outputs, weights, out,
+        HIDDEN=hidden, CHOSEN=chosen, SHARED=shape.shared, BLOCK=block, num_warps=4, **early(),
+    )  # fmt: skip
     return out
 
 
 class _Rows(NamedTuple):
-    """Pairs of token and choice, by expert."""
+    """Pairs of token and choice, by expert; those with an expert of all tokens are behind them."""
 
     order: Tensor  # of one token, the ids themselves
     items: Tensor
     num_items: int  # at most
+    chosen_pairs: int
+    pairs: int
+    routed: int  # experts
     alone: bool  # one token
 
+    @property
+    def shared(self) -> bool:
+        return self.pairs > self.chosen_pairs
 
-def _sorted_rows(ids: Tensor, experts: int, rows: int) -> _Rows:
+
+def _sorted_rows(ids: Tensor, shape: _Weights, rows: int) -> _Rows:
     """`rows`: at most so many an item."""
-    pairs = ids.numel()
-    if len(ids) == 1:
-        return _Rows(ids, ids, pairs, alone=True)
-    dense = pairs <= _DENSE
-    num_items = pairs // rows + (min(pairs, experts) if dense else experts)
+    tokens, chosen = ids.shape
+    routed = shape.experts - shape.shared
+    chosen_pairs = tokens * chosen
+    pairs = chosen_pairs + tokens * shape.shared
+    if tokens == 1:
+        return _Rows(ids, ids, pairs, chosen_pairs, pairs, routed, alone=True)
+    dense = chosen_pairs <= _DENSE
+    num_items = pairs // rows + (min(chosen_pairs, routed) if dense else routed) + shape.shared
     order, items = (ids.new_empty(size, dtype=torch.int32) for size in (pairs, num_items * _ITEM))
-    _sort_pairs[(experts,)](
-        ids, order, items, pairs, num_items, BLOCK=min(4096, max(16, triton.next_power_of_2(pairs))),
-        ROWS=rows, ITEM=_ITEM, DENSE=dense, num_warps=4,
+    _sort_pairs[(shape.experts,)](
+        ids, order, items, chosen_pairs, num_items, CHOSEN=chosen, SHARED=shape.shared,
+        BLOCK=min(4096, max(16, triton.next_power_of_2(chosen_pairs))), ROWS=rows, ITEM=_ITEM, DENSE=dense,
+        num_warps=4, **early(),
     )  # fmt: skip
-    return _Rows(order, items, num_items, alone=False)
+    return _Rows(order, items, num_items, chosen_pairs, pairs, routed, alone=False)
 
 
 class _Weight(NamedTuple):
@@ -284,6 +327,7 @@ class _Weight(NamedTuple):
 
 class _Weights(NamedTuple):
     experts: int
+    shared: bool  # the last of them is of all tokens
     hidden: int
     inter: int
     coded: bool
@@ -295,11 +339,12 @@ class _Weights(NamedTuple):
         if isinstance(experts, Fp8Experts):
             count, hidden, inter = experts.down.codes.shape
             gate_up = _Weight(*experts.gate_up, True, hidden, inter, 1, hidden)
-            return cls(count, hidden, inter, True, gate_up, _Weight(*experts.down, False, inter, hidden, 1, inter))
+            down = _Weight(*experts.down, False, inter, hidden, 1, inter)
+            return cls(count, experts.shared, hidden, inter, True, gate_up, down)
         count, inter, hidden = experts.down.shape
         gate_up = _Weight(experts.gate_up, None, True, hidden, inter, 2 * inter, 1)
         down = _Weight(experts.down, None, False, inter, hidden, hidden, 1)
-        return cls(count, hidden, inter, False, gate_up, down)
+        return cls(count, False, hidden, inter, False, gate_up, down)
 
 
 def _run(
@@ -317,13 +362,13 @@ def _run(
     _expert_gemm[(-(-weight.columns // width) * rows.num_items,)](
         x, absent if x_scales is None else x_scales, weight.values, weight.scales if coded else absent,
         out, absent if out_scales is None else out_scales, rows.order, rows.items,
-        len(weight.values), weight.values.stride(0), weight.in_stride, weight.column_stride,
+        rows.chosen_pairs, rows.routed, weight.values.stride(0), weight.in_stride, weight.column_stride,
         FP8_FACTOR[target().fp8] ** 2,
         IN=weight.width, COLUMNS=weight.columns, CODED=coded, GATED=weight.gated, TWO=tile.two,
         PAIRS_A_ROW=pairs_a_row, SCALE_ROWS=0 if weight.scales is None else weight.scales.shape[1], ITEM=_ITEM,
-        SWAPPED=tile.swapped, ALONE=rows.alone, BLOCK_M=tile.rows, BLOCK_N=tile.columns,
+        SWAPPED=tile.swapped, ALONE=rows.alone, SHARED=rows.shared, BLOCK_M=tile.rows, BLOCK_N=tile.columns,
         BLOCK_K=GROUP if coded else min(64, tile.columns), GROUP=GROUP, FP8=target().fp8,
-        num_warps=tile.warps, num_stages=tile.stages,
+        num_warps=tile.warps, num_stages=tile.stages, **early(),
     )  # fmt: skip
 
 

@@ -13,9 +13,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.early_start import early, prefetch, wait_for_earlier
 from engine.kernels.numeric import NEVER, dot, rounded
 from engine.kernels.target import target
 from engine.reference.moe_route import Routing
+
+_AHEAD = tl.constexpr(256)  # weights of an expert that are fetched before the rows are there
+_LINE = tl.constexpr(32)  # of them in 128 bytes
 
 
 @triton.jit
@@ -29,8 +33,12 @@ def _router_products(
     split = tl.program_id(2)
     held_token = tl.minimum(token, tokens - 1).to(tl.int64)
     held_expert = tl.minimum(expert, EXPERTS - 1)
+    first, last = split * each, tl.minimum((split + 1) * each, HIDDEN)
+    for start in range(first, tl.minimum(first + _AHEAD, last), _LINE):
+        prefetch(weight + held_expert * HIDDEN + start)
+    wait_for_earlier()
     sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    for start in range(split * each, tl.minimum((split + 1) * each, HIDDEN), BLOCK_K):
+    for start in range(first, last, BLOCK_K):
         depth = start + tl.arange(0, BLOCK_K)
         real = depth < HIDDEN
         a = tl.load(weight + held_expert[:, None] * HIDDEN + depth[None, :], mask=real[None, :], other=0.0)
@@ -55,6 +63,7 @@ def _choose(
     SPLITS: tl.constexpr, EXPERTS: tl.constexpr, BLOCK: tl.constexpr, CHOSEN: tl.constexpr, CHOSEN_BLOCK: tl.constexpr,
     GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr, NORMALISED: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
+    wait_for_earlier()
     token = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, BLOCK)
     real = expert < EXPERTS
@@ -136,13 +145,13 @@ def moe_route(x: Tensor, weight: Tensor, bias: Tensor, routing: Routing) -> tupl
     _router_products[(*grid, splits)](
         x, weight, products, tokens, x.stride(0), each,
         HIDDEN=hidden, EXPERTS=experts, BLOCK_M=tile.tokens, BLOCK_N=tile.experts, BLOCK_K=tile.depth,
-        num_warps=4, num_stages=tile.stages,
+        num_warps=4, num_stages=tile.stages, **early(),
     )  # fmt: skip
     _choose[(tokens,)](
         products, bias, ids, weights, tokens, splits,
         SPLITS=triton.next_power_of_2(splits), EXPERTS=experts, BLOCK=triton.next_power_of_2(experts),
         CHOSEN=routing.chosen, CHOSEN_BLOCK=triton.next_power_of_2(routing.chosen), GROUPS=routing.groups,
         CHOSEN_GROUPS=routing.chosen_groups, NORMALISED=routing.normalise, SCALE=routing.scale,
-        num_warps=1 if splits < 4 else 4,
+        num_warps=1 if splits < 4 else 4, **early(),
     )  # fmt: skip
     return ids, weights

@@ -25,6 +25,7 @@ class Tile(NamedTuple):
     two: bool = False  # stretches of so many columns in one tile
     programs: int = 0  # wanted for each multiprocessor; so a product's depth is split
     least_groups: int = 1  # of the depth, in a split
+    ahead: int = 0  # groups of the depth whose weights are fetched before the kernel before has ended
 
     def splits(self, tiles: int, groups: int) -> int:
         return max(1, min(self.programs * target().multiprocessors // tiles, groups // self.least_groups))
@@ -58,6 +59,7 @@ def _by_rule(kernel: str, rows: float, shared_bytes: int) -> Tile:
         GROUP,
         4 if height == 16 else 8,
         max(1, min(4, (shared_bytes - 2048) // a_stage)),
+        two=gated,
         programs=1,
         least_groups=5,
     )

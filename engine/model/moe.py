@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -27,16 +29,25 @@ class MoeMlp:
         self._share = share
         numbers = range(moe.experts) if share is None else share.held
         self._experts: Experts | Fp8Experts
-        if ops.fp8 is not None and _are_fp8(weights, f"{prefix}.experts.{numbers[0]}", hidden, moe.inter):
-            self._experts = _take_fp8_experts(weights, f"{prefix}.experts", numbers, hidden, moe.inter)
+        self._shared: DenseMlp | None = None
+        prefixes = [f"{prefix}.experts.{number}" for number in numbers]
+        shared = f"{prefix}.shared_experts"
+        if ops.fp8 is not None and _are_fp8(weights, prefixes[0], hidden, moe.inter):
+            # One of all tokens, as wide as the others, is one of them: its weights stream while theirs do.
+            joined = share is None and moe.shared_inter == moe.inter and _are_fp8(weights, shared, hidden, moe.inter)
+            prefixes += [shared] * joined
+            self._experts = _take_fp8_experts(weights, prefixes, hidden, moe.inter, joined)
+            if joined:
+                return
         else:
             self._experts = take_experts(weights, f"{prefix}.experts", numbers, hidden, moe.inter)
-        self._shared = DenseMlp(weights, f"{prefix}.shared_experts", hidden, moe.shared_inter, ops)
+        self._shared = DenseMlp(weights, shared, hidden, moe.shared_inter, ops)
 
     def single(self) -> SingleMoe:
         """The same for one new token of one sequence, where all weights are plain and fp32."""
         assert isinstance(self._experts, Experts)
         assert self._ops.single is not None
+        assert self._shared is not None
         weights = MoeWeights(self._router.T, self._bias, self._routing, self._experts, self._shared.plain())
         return SingleMoe(weights, self._ops.single)
 
@@ -47,7 +58,7 @@ class MoeMlp:
             ids, chosen_weights = self._share.own(ids, chosen_weights)
         inputs = x.quantised if isinstance(x, Normed) and isinstance(self._experts, Fp8Experts) else rows
         with_routed = self._ops.moe_gemm(residual, inputs, ids, chosen_weights, self._experts)
-        return self._shared.add_to(with_routed, x)
+        return with_routed if self._shared is None else self._shared.add_to(with_routed, x)
 
 
 def take_experts(
@@ -74,23 +85,23 @@ def _are_fp8(weights: Weights, prefix: str, hidden: int, inter: int) -> bool:
     return not hidden % FP8_TILE and not inter % FP8_TILE and all(map(weights.is_fp8, names))
 
 
-def _take_fp8_experts(weights: Weights, prefix: str, experts: range, hidden: int, inter: int) -> Fp8Experts:
+def _take_fp8_experts(weights: Weights, prefixes: Sequence[str], hidden: int, inter: int, shared: bool) -> Fp8Experts:
     gate_up = down = None
-    for place, expert in enumerate(experts):
+    for place, prefix in enumerate(prefixes):
         gate, up, one_down = (
-            weights.take_fp8(f"{prefix}.{expert}.{part}.weight", *shape)
+            weights.take_fp8(f"{prefix}.{part}.weight", *shape)
             for part, shape in zip(TEXT_PARTS, ((inter, hidden), (inter, hidden), (hidden, inter)), strict=True)
         )
         if gate_up is None or down is None:
-            gate_up = _empty(gate, len(experts), 2 * inter, hidden)
-            down = _empty(one_down, len(experts), hidden, inter)
+            gate_up = _empty(gate, len(prefixes), 2 * inter, hidden)
+            down = _empty(one_down, len(prefixes), hidden, inter)
         for whole, first, second in zip(gate_up, gate, up, strict=True):
             torch.cat([first, second], out=whole[place])
         for whole, part in zip(down, one_down, strict=True):
             whole[place] = part
     assert gate_up is not None
     assert down is not None
-    return Fp8Experts(gate_up, down)
+    return Fp8Experts(gate_up, down, shared)
 
 
 def _empty(like: Fp8Weight, experts: int, rows: int, columns: int) -> Fp8Weight:

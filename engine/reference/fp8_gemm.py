@@ -26,6 +26,7 @@ class Fp8Experts(NamedTuple):
 
     gate_up: Fp8Weight  # [experts, 2 · inter, hidden], gate rows first
     down: Fp8Weight  # [experts, hidden, inter]
+    shared: bool = False  # the last of them is of all tokens, with a weight of 1
 
 
 def weight_values(weight: Fp8Weight) -> Tensor:

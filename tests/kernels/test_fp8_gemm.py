@@ -32,7 +32,7 @@ def test_products(device: str, rows: int, width: int, columns: int, added: bool)
 
 TILES = {
     "plain": Tile(16, 64, 4, 2),
-    "swapped": Tile(16, 64, 4, 2, swapped=True),
+    "swapped": Tile(16, 64, 4, 2, swapped=True, ahead=2),
     "split": Tile(16, 64, 4, 2, programs=9),
     "swapped and split": Tile(16, 64, 4, 2, swapped=True, programs=9),
 }

@@ -116,9 +116,9 @@ def fp8_weight(device: str, *shape: int) -> Fp8Weight:
 
 TILES = {
     "plain": (Tile(16, 128, 4, 2), Tile(16, 64, 4, 2)),
-    "of two": (Tile(16, 128, 4, 2), Tile(16, 128, 4, 2, two=True)),
+    "of two": (Tile(16, 128, 4, 2, two=True), Tile(16, 128, 4, 2, two=True)),
     "swapped": (Tile(16, 128, 4, 2, swapped=True), Tile(16, 64, 4, 2, swapped=True)),
-    "swapped, of two": (Tile(16, 128, 4, 2, swapped=True), Tile(16, 128, 4, 2, swapped=True, two=True)),
+    "swapped, of two": (Tile(16, 128, 4, 2, swapped=True, two=True), Tile(16, 128, 4, 2, swapped=True, two=True)),
 }
 
 
@@ -138,6 +138,24 @@ def test_fp8_experts(device: str, kind: str, tokens: int, experts: int, chosen: 
     exact = swiglu_sum(residual, dequantised(coded), ids, weights, gate_up, down, torch.float64)
     plain = swiglu_sum(residual, dequantised(coded), ids, weights, gate_up, down, torch.float8_e4m3fn)
     assert_as_good(ours, plain.to(ours.dtype), exact, 1e-3)
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 70])  # unsorted, of few pairs, of many
+def test_an_expert_of_all_tokens(device: str, tokens: int) -> None:
+    """As a second call with that expert alone would add it; an id beyond those that are chosen is of none."""
+    routed, chosen, hidden, inter = 5, 2, 128, 128
+    gate_up, down = fp8_weight(device, 6, 2 * inter, hidden), fp8_weight(device, 6, hidden, inter)
+    residual, x = torch.randn(2, tokens, hidden, device=device).to(torch.bfloat16)
+    ids = chosen_ids("spread", tokens, routed, chosen).to(device)
+    ids[0, 0] = routed
+    weights = torch.rand(tokens, chosen, device=device).masked_fill_(ids == routed, 0.0)
+    coded = fp8_quant(x)
+    ours = moe_gemm(residual, coded, ids, weights, Fp8Experts(gate_up, down, shared=True))
+    held = Fp8Experts(*(Fp8Weight(one.codes[:routed], one.scales[:routed]) for one in (gate_up, down)))
+    last = Fp8Experts(*(Fp8Weight(one.codes[routed:], one.scales[routed:]) for one in (gate_up, down)))
+    one_id, one = torch.zeros(tokens, 1, dtype=ids.dtype, device=device), torch.ones(tokens, 1, device=device)
+    apart = moe_gemm(moe_gemm(residual, coded, ids, weights, held), coded, one_id, one, last)
+    torch.testing.assert_close(ours, apart, rtol=2**-7, atol=0.05 * float(apart.float().std()))
 
 
 @pytest.mark.parametrize("tokens", [64, 65, 70])
