@@ -202,7 +202,8 @@ class Scheduler:
         """
         company = len(self._running)
         may_start = company < self._plan.max_num_seqs and self._num_steps + 1 >= self._next_try
-        if (self._waiting and may_start) or self._drafts.limit(company) or batch.encoder.encodes:
+        drafts = self._drafts.limit(company) and any(item.request.max_drafts for item in batch.items)
+        if (self._waiting and may_start) or drafts or batch.encoder.encodes:
             return None  # what is encoded counts as there only when the step has not failed
         if sum(item.request.state is State.RUNNING for item in batch.items) < company:
             return None

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from engine.config.model import ModelConfig
+from engine.sched.batch import ScheduledBatch
 from engine.wire.messages import Sampling, Submit
 from tests.support.drafted_run import DraftingEngine
 from tests.support.tiny_model import VOCAB, tiny_config
@@ -110,3 +111,18 @@ def test_an_abort_between_a_launch_and_its_result_leaves_the_others_as_they_are(
         else:
             got = answer.only
             assert got == plain[name].only[: len(got)]
+
+
+def test_requests_that_want_no_drafts_are_planned_ahead_as_in_an_engine_without() -> None:
+    engine = engine_with(3)
+    follow, ahead = engine.scheduler.follow, []
+
+    def counted(batch: ScheduledBatch) -> ScheduledBatch | None:
+        ahead.append(follow(batch))
+        return ahead[-1]
+
+    engine.scheduler.follow = counted  # type: ignore[method-assign]
+    submits = [msgspec.structs.replace(submit, speculative_tokens=0) for submit in submits_of(REQUESTS[:3])]
+    assert_same(submits, engine)
+    assert sum(batch is not None for batch in ahead) > 20
+    assert engine.scheduler.figures().drafted_tokens == (0, 0, 0)
