@@ -24,6 +24,7 @@ import uvloop
 from bench import media_samples, straight_media
 from bench.child import Child, process_cpu_s
 from bench.report import ROOT, Row, Spread, console, keep, machine, show, spread
+from engine.runtime.media_encoder import rfft
 from multimodal.audio import log_mel, num_audio_tokens
 from multimodal.decode_jobs import DecodePicture, DecodeSound, Film, Picture, ProbeFilm, ReadFrames
 from multimodal.file_limits import DEFAULT_LIMITS
@@ -85,7 +86,7 @@ class Ours:
 
     async def _sound(self, data: bytes) -> None:
         decoded = await self._pool.run(DecodeSound(DEFAULT_LIMITS), data)
-        await asyncio.to_thread(log_mel, np.frombuffer(decoded.data, dtype=np.float32))
+        await asyncio.to_thread(log_mel, np.frombuffer(decoded.data, dtype=np.float32), rfft)
 
     async def films(self, files: Files) -> None:
         await asyncio.gather(*(self._film(files.marked_film(mark)) for mark in range(FILMS)))
@@ -100,7 +101,7 @@ class Ours:
         pixels = np.frombuffer(read.data, dtype=np.uint8).reshape(-1, *plan.resized, CHANNELS)
         await asyncio.to_thread(_patches, list(pixels))
         for sound in film_sounds(wave, plan):
-            await asyncio.to_thread(log_mel, sound)
+            await asyncio.to_thread(log_mel, sound, rfft)
 
 
 def _patches(pictures: Sequence[Any]) -> None:

@@ -1,11 +1,12 @@
 """Sound: mono 16 kHz samples -> log-mel chunks, and how many tokens they become.
 
-Owns chunking, the filter bank and the floor of each chunk. Numpy only, shared with the worker. Knows nothing of files,
-codecs or resampling.
+Owns chunking, the filter bank and the floor of each chunk. Numpy only; whoever has a faster Fourier transform brings
+it. Knows nothing of files, codecs or resampling.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -41,7 +42,15 @@ def valid_mel_frames(chunk_samples: int) -> int:
     return chunk_samples // HOP_SAMPLES
 
 
-def log_mel(wave: NDArray[np.float32]) -> NDArray[np.float32]:
+def numpy_rfft(rows: NDArray[np.float32]) -> NDArray[np.complex64]:
+    """[frames, 400] -> [frames, 201]."""
+    return np.fft.rfft(rows, axis=1).astype(np.complex64, copy=False)
+
+
+Rfft = Callable[[NDArray[np.float32]], NDArray[np.complex64]]
+
+
+def log_mel(wave: NDArray[np.float32], rfft: Rfft = numpy_rfft) -> NDArray[np.float32]:
     """[samples] -> [chunks, 128 bands, frames], with as many frames as the longest chunk's tokens need.
 
     A chunk is worked out as if filled up with zeros to 60 s: its loudest value sets its floor, the sound's does not.
@@ -53,13 +62,13 @@ def log_mel(wave: NDArray[np.float32]) -> NDArray[np.float32]:
     out = np.empty((len(lengths), MEL_BANDS, num_frames), dtype=np.float32)
     for chunk, length in enumerate(lengths):
         start = chunk * CHUNK_SAMPLES
-        _log_mel_chunk(wave[start : start + length], out[chunk])
+        _log_mel_chunk(wave[start : start + length], out[chunk], rfft)
     return out
 
 
-def _log_mel_chunk(sound: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+def _log_mel_chunk(sound: NDArray[np.float32], out: NDArray[np.float32], rfft: Rfft) -> None:
     """Fills `out` [128, frames]. Frames that see no sound all have one value, so they are not transformed."""
-    spectrum = np.fft.rfft(_windows(sound) * _window(), axis=1)  # [frames, 201]
+    spectrum = rfft(_windows(sound) * _window())
     power = np.square(spectrum.real) + np.square(spectrum.imag)
     log_power = np.log10(np.maximum(_mel_power(np.ascontiguousarray(power.T)), np.float32(1e-10)))
     floor = np.float32(max(_QUIETEST, log_power.max() - _RANGE_BELOW_LOUDEST))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.config.encoders import SAMPLES_PER_TOKEN
@@ -23,6 +24,12 @@ from engine.sched.encodings import EncoderWork
 from engine.sched.parts import Part, PartKey
 from multimodal.audio import log_mel, valid_mel_frames
 from multimodal.image import order_patches
+
+
+def rfft(rows: NDArray[np.float32]) -> NDArray[np.complex64]:
+    """[frames, 400] → [frames, 201]; torch takes a tenth of numpy's time for it."""
+    spectrum: NDArray[np.complex64] = torch.fft.rfft(torch.from_numpy(rows), dim=1).numpy()
+    return spectrum
 
 
 class MediaEncoder:
@@ -87,7 +94,7 @@ class MediaEncoder:
         assert encoder is not None
         chunks = []
         for part in parts:
-            mel = log_mel(np.frombuffer(part.data, np.float32))[0]
+            mel = log_mel(np.frombuffer(part.data, np.float32), rfft)[0]
             chunks.append(Chunk(torch.from_numpy(mel), valid_mel_frames(part.shape[0])))
         return encoder.forward(chunks, self._on_layer)
 

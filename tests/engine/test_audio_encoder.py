@@ -14,6 +14,7 @@ from engine.config.model import ModelConfig
 from engine.model.audio import AudioEncoder, Chunk
 from engine.model.load import load_encoders
 from engine.model.vision import PixelScale
+from engine.runtime.media_encoder import rfft
 from multimodal.audio import chunk_lengths, log_mel, num_audio_tokens, valid_mel_frames
 from tests.support.tiny_media_model import media_config, write_media_checkpoint
 
@@ -109,3 +110,9 @@ def test_every_layer_tells_of_itself(pair: Pair) -> None:
     calls: list[int] = []
     pair.encoder.forward(chunks_of(sound(500)), lambda: calls.append(1))
     assert len(calls) == 3 + pair.encoder.config.num_layers
+
+
+@pytest.mark.parametrize("samples", [1, 401, 20_000, MINUTE + 300])
+def test_log_mel_by_the_workers_transform_is_log_mel(samples: int) -> None:
+    wave = sound(samples)
+    np.testing.assert_allclose(log_mel(wave, rfft), log_mel(wave), rtol=0, atol=1e-4)
