@@ -58,9 +58,13 @@ class Clock:
         event.record()
         self._marks.append((name, event))
 
+    def wait(self) -> None:
+        """For all that the device was given."""
+        torch.cuda.synchronize()
+
     def take_ms(self) -> dict[str, float]:
         """Median time from each kind of mark to the next mark, since the last call."""
-        torch.cuda.synchronize()
+        self.wait()
         times: dict[str, list[float]] = {}
         for (name, event), (_, following) in zip(self._marks, self._marks[1:], strict=False):
             times.setdefault(name, []).append(event.elapsed_time(following))
@@ -182,7 +186,7 @@ def row_of(bench: Bench, batch: int, context: int, num_drafts: int) -> dict[str,
     before = scheduler.figures()
     began_s = time.perf_counter()
     tokens = sum(steps(bench.runner, scheduler, STEPS))
-    torch.cuda.synchronize()
+    bench.clock.wait()
     wall_ms = (time.perf_counter() - began_s) * 1e3 / STEPS
     times = bench.clock.take_ms()
     after = scheduler.figures()

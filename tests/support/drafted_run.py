@@ -86,18 +86,19 @@ class DraftingEngine:
         kernels: Ops | None = None,
         sample: Choose = choose,
         record: Record | None = None,
+        positions: int = POSITIONS,
         **settings: Any,
     ) -> None:
         """With `kernels`, steps of decodes are recorded by `record`."""
         torch.set_num_threads(1)
         place = torch.device(device)
         weights = RandomWeights(place, torch.float32)
-        ops = ops_for(place) if kernels is None else kernels
-        model = TextModel(weights, config, ops, POSITIONS)
+        self.ops = ops = ops_for(place) if kernels is None else kernels
+        model = TextModel(weights, config, ops, positions)
         given = {"page_size": 4, "cache_bytes": 1 << 22, "max_model_len": POSITIONS, "speculative_rows": 64} | settings
         layout = "cpu" if kernels is None else "cuda"
-        engine = EngineConfig(layout, "float32", speculative_tokens=num_drafts, **given)
-        plan = plan_capacity(config, engine, free_bytes=0)
+        self.engine = engine = EngineConfig(layout, "float32", speculative_tokens=num_drafts, **given)
+        self.plan = plan = plan_capacity(config, engine, free_bytes=0)
         pool = KvPool(plan, place)
         pool.buffer.view(torch.float32).fill_(float("nan"))
         self.sampler = Sampler(config.vocab_size, place, 0)
@@ -108,7 +109,7 @@ class DraftingEngine:
                 graphs.record_all()
         drafts = drafted = None
         if num_drafts:
-            drafter: Any = Drafter(weights, config, ops, POSITIONS)
+            drafter: Any = Drafter(weights, config, ops, positions)
             drafts = Drafts(drafter, model.logits, pool, plan, self.sampler)
             one = EagerDrafter(drafter) if kernels is None else drafter
             passes = DraftGraphs(one, model.logits, pool, plan, num_drafts, sample, record)
