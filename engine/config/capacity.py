@@ -78,6 +78,7 @@ class CapacityPlan:
     mtp: GroupPlan | None = None  # rows of the layer that drafts; None: nothing is drafted
     max_draft_rows: int = 0  # tokens of a step's sequences that decode, up to which drafts are added to them
     homes: int = 1  # ranks that each have such a cache of their own; a sequence's rows are in one of them
+    spare_slabs: int = 0  # behind the others, of no sequence: for a recorded step, which has rows on idle ranks too
 
     @property
     def groups(self) -> tuple[GroupPlan, ...]:
@@ -85,7 +86,11 @@ class CapacityPlan:
 
     @property
     def cache_bytes(self) -> int:
-        return self.num_slabs * self.slab_bytes
+        return self.all_slabs * self.slab_bytes
+
+    @property
+    def all_slabs(self) -> int:
+        return self.num_slabs + self.spare_slabs
 
     @property
     def window(self) -> int:
@@ -160,10 +165,11 @@ def plan_capacity(model: ModelConfig, engine: EngineConfig, free_bytes: int) -> 
     drafts = engine.speculative_tokens > 0
     mtp = _group("mtp", 1, model.swa.window, windowed, engine.page_size) if drafts else None
     slab_bytes = _slab_bytes(dsa.page_bytes, swa.page_bytes, budget)
+    spare_slabs = int(engine.homes > 1 and engine.device == "cuda")
     plan = CapacityPlan(
         page_size=engine.page_size,
         slab_bytes=slab_bytes,
-        num_slabs=budget // slab_bytes,
+        num_slabs=budget // slab_bytes - spare_slabs,
         dsa=_in_slabs(dsa, slab_bytes),
         swa=_in_slabs(swa, slab_bytes),
         max_model_len=engine.max_model_len or model.max_position_embeddings,
@@ -174,6 +180,7 @@ def plan_capacity(model: ModelConfig, engine: EngineConfig, free_bytes: int) -> 
         mtp=None if mtp is None else _in_slabs(mtp, slab_bytes),
         max_draft_rows=min(engine.speculative_rows, engine.max_num_batched_tokens) if drafts else 0,
         homes=engine.homes,
+        spare_slabs=spare_slabs,
     )
     return _limited(plan, engine.max_model_len, model.max_position_embeddings)
 
@@ -252,6 +259,7 @@ def _limited(plan: CapacityPlan, asked: int | None, trained: int) -> CapacityPla
     if (asked or 1) > plan.max_sequence_tokens:
         raise ValueError(
             f"the cache of {plan.cache_bytes} bytes holds {plan.max_sequence_tokens} tokens of one sequence, fewer than"
-            f" max_model_len ({asked or 1}): give it {plan.slabs_for(asked or 1) * plan.slab_bytes} bytes or more"
+            f" max_model_len ({asked or 1}): give it"
+            f" {(plan.slabs_for(asked or 1) + plan.spare_slabs) * plan.slab_bytes} bytes or more"
         )
     return replace(plan, max_model_len=min(plan.max_model_len, plan.max_sequence_tokens))

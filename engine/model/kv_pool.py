@@ -34,7 +34,7 @@ class PoolPart:
             flat.as_strided((len(flat) - offset - part.width + 1, part.width), (1, 1), offset)
             for offset in range(first, first + group.num_layers * layer_values, layer_values)
         )
-        pages = torch.arange(plan.num_slabs * group.pages_per_slab, device=buffer.device)
+        pages = torch.arange(plan.all_slabs * group.pages_per_slab, device=buffer.device)
         slab_bytes = pages // group.pages_per_slab * plan.slab_bytes
         page_bytes = pages % group.pages_per_slab * group.page_bytes
         self.pages = Pages(slab_bytes + page_bytes, plan.page_size)

@@ -89,7 +89,8 @@ class Spread:
             dist.all_reduce(rows)
             return rows
         rows = own.new_empty(self._ranks * self._most, own.shape[1])
-        dist.all_gather_into_tensor(rows, F.pad(own, (0, 0, 0, self._most - len(own))))
+        padded = own if len(own) == self._most else F.pad(own, (0, 0, 0, self._most - len(own)))
+        dist.all_gather_into_tensor(rows, padded)
         return rows if self._places is None else rows.index_select(0, self._places)
 
     def summed(self, partial: Tensor) -> Tensor:

@@ -1,7 +1,9 @@
 """Steps of decodes alone, recorded once for a ladder of sizes and replayed, so that the host launches one thing a step.
 
 Owns the recordings and the buffers that they read. A step takes the recording of the next size up: rows beyond its own
-repeat its first one, which then is computed and written twice, alike. Does not know what is in a step.
+repeat its first one, which then is computed and written twice, alike. Ranks that attend for their own sequences replay
+the same recording together, each with its own rows; what they exchange is recorded with it. Does not know what is in a
+step.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import torch
 from torch import Tensor
 
 from engine.config.capacity import CapacityPlan
-from engine.model.context import ForwardContext
+from engine.model.context import AllRanks, ForwardContext
 from engine.model.decoder import TextModel
 from engine.model.kv_pool import KvPool
 
@@ -39,13 +41,17 @@ class DecodeGraphs:
         longest = -(-plan.max_model_len // plan.page_size) * plan.page_size
         self._key_counts = [*(count for count in _KEY_STEPS if count < longest), longest]
         self._recorded: dict[tuple[int, int], _Recorded] = {}
+        self._homes = plan.homes
+        self._idle = _idle_step(plan) if plan.homes > 1 else None
 
     def forward(self, tokens: Tensor, ctx: ForwardContext) -> Tensor:
         """tokens: ids [sequences], each a decode, or one of those that a decode with drafts is made of; they and the
         context may lie on the host → final hidden states."""
-        count = len(tokens)
-        size = self._sizes[bisect_left(self._sizes, count)]
-        num_keys = self._key_counts[bisect_left(self._key_counts, max(ctx.seq_lens))]
+        counts, longest = ctx.ranks or AllRanks([len(tokens)], max(ctx.seq_lens))
+        size = self._sizes[bisect_left(self._sizes, max(counts))]
+        num_keys = self._key_counts[bisect_left(self._key_counts, longest)]
+        if self._idle is not None and len(tokens) == 0:
+            tokens, ctx = self._idle
         recorded = self._recorded.get((size, num_keys))
         if recorded is None:
             buffers = self._buffers(size, num_keys)
@@ -53,7 +59,10 @@ class DecodeGraphs:
             recorded = self._new(*buffers)
         else:
             _fill(recorded.tokens, recorded.context, tokens, ctx)
-        return recorded.replay()[:count]
+        rows = recorded.replay()
+        if len(counts) == 1:
+            return rows[: counts[0]]
+        return torch.cat([mine[:count] for mine, count in zip(torch.split(rows, size), counts, strict=True)])
 
     def record_all(self) -> None:
         """Steps of every size with the fewest keys. Only while the cache is unused: its first rows are written."""
@@ -77,8 +86,18 @@ class DecodeGraphs:
             return torch.full((size, pages), -1, dtype=torch.int32, device=device)
 
         starts = range(size + 1)
-        context = ForwardContext(ints(size), starts, [num_keys] * size, size, ints(size), ints(size), table(), table())
+        ranks = AllRanks([size] * self._homes, num_keys) if self._homes > 1 else None
+        slots = (ints(size), ints(size))
+        context = ForwardContext(ints(size), starts, [num_keys] * size, size, *slots, table(), table(), ranks=ranks)
         return ints(size), context
+
+
+def _idle_step(plan: CapacityPlan) -> tuple[Tensor, ForwardContext]:
+    """One row of nobody, in the slab that is nobody's."""
+    dsa, swa = (torch.tensor([plan.num_slabs * group.pages_per_slab]) for group in (plan.dsa, plan.swa))
+    first = torch.zeros(1, dtype=torch.int64)
+    tables = (dsa.view(1, 1).int(), swa.view(1, 1).int())
+    return first, ForwardContext(first, (0, 1), [1], 1, dsa * plan.page_size, swa * plan.page_size, *tables)
 
 
 def _fill(buffers: Tensor, context: ForwardContext, tokens: Tensor, ctx: ForwardContext) -> None:

@@ -32,7 +32,9 @@ class GraphedModel:
 
     def forward(self, tokens: Tensor, ctx: ForwardContext, pool: KvPool) -> Tensor:
         if self._graphs is None:
-            plan = SimpleNamespace(max_num_seqs=4, max_draft_rows=0, max_model_len=30, page_size=pool.page_size)
+            plan = SimpleNamespace(
+                max_num_seqs=4, max_draft_rows=0, max_model_len=30, page_size=pool.page_size, homes=1
+            )
             self._graphs = DecodeGraphs(self._model, pool, plan, self._count)
             self._graphs.record_all()
         if ctx.num_decodes < len(ctx.seq_lens):

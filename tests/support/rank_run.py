@@ -39,7 +39,7 @@ from engine.sched.encodings import EncoderWork
 from engine.sched.parts import Part, Span
 from tests.support.engine_run import EngineRun, Text
 
-WAIT_S = 120.0
+WAIT_S = 600.0
 SETTINGS: dict[str, Any] = {"page_size": 4, "cache_bytes": 1 << 23, "max_num_batched_tokens": 32, "max_num_seqs": 8}
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(["tests.support.rank_run"])
@@ -48,13 +48,14 @@ _forks.set_forkserver_preload(["tests.support.rank_run"])
 def logits_of_ranks(folder: Path, texts: Sequence[Text], out: Path, ranks: int, **sharing: bool) -> list[Tensor]:
     """fp32 [tokens of all texts, vocab], of each rank that runs them by itself. `sharing`: settings of the engine."""
     engine = EngineConfig.for_device("cpu", tensor_parallel_size=ranks, **SETTINGS, **sharing)
-    return _results(folder, engine, out, partial(_run_texts, texts), led=engine.attention_data_parallel)
+    hold = _hold if engine.attention_data_parallel else None
+    return results_of(folder, engine, out, partial(_run_texts, texts), hold)
 
 
 def encoded_by_ranks(folder: Path, parts: Sequence[Part], out: Path, ranks: int) -> Tensor:
     """Rows of all parts [tokens, hidden], as rank 0 keeps them."""
     engine = EngineConfig.for_device("cpu", tensor_parallel_size=ranks, **SETTINGS)
-    [rows] = _results(folder, engine, out, partial(_encode, _carried(parts)), led=True)
+    [rows] = results_of(folder, engine, out, partial(_encode, _carried(parts)), _hold)
     return rows
 
 
@@ -67,20 +68,21 @@ def logits_of_one(folder: Path, texts: Sequence[Text]) -> Tensor:
     return _logits(EngineRun(load_model(folder, config, torch.device("cpu"), torch.float32), **SETTINGS), texts)
 
 
-Job = Callable[[Place, list["Connection[Any, Any]"]], Tensor]
+Job = Callable[[Place, Team | None], Tensor]
+Hold = Callable[[Place], tuple[Held, MediaEncoder | None]]
 
 
-def _results(folder: Path, engine: EngineConfig, out: Path, job: Job, *, led: bool) -> list[Tensor]:
-    """Of each rank that does the job: all of them, or the first, which leads the others."""
+def results_of(folder: Path, engine: EngineConfig, out: Path, job: Job, hold: Hold | None) -> list[Tensor]:
+    """Of each rank that does the job: all of them, or the first, which leads the others with what they `hold`."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # before the server is forked that forks the ranks
     out.mkdir()
     ranks = engine.tensor_parallel_size
-    pipes = [_forks.Pipe(duplex=False) for _ in range(1, ranks)] if led else []
+    pipes = [_forks.Pipe(duplex=False) for _ in range(1, ranks)] if hold else []
     processes = []
     for rank in range(ranks):
         place = Place(rank, str(folder), engine, 1, str(out / "meeting"), "info", "text")
-        if rank and led:
-            processes.append(_forks.Process(target=_follow, args=(place, pipes[rank - 1][0])))
+        if rank and hold:
+            processes.append(_forks.Process(target=_follow, args=(place, hold, pipes[rank - 1][0])))
         else:
             ends = [sender for _, sender in pipes]
             processes.append(_forks.Process(target=_save, args=(place, job, out / f"{rank}.pt", ends)))
@@ -105,23 +107,24 @@ class _Team(Team):
 
 def _save(place: Place, job: Job, out: Path, channels: list[Connection[Any, Any]]) -> None:
     torch.set_num_threads(1)
-    torch.save(job(place, channels), out)
+    torch.save(job(place, _Team(place, channels) if channels else None), out)
     for channel in channels:
         channel.close()
     dist.destroy_process_group()
 
 
-def _run_texts(texts: Sequence[Text], place: Place, channels: list[Connection[Any, Any]]) -> Tensor:
+def _run_texts(texts: Sequence[Text], place: Place, team: Team | None) -> Tensor:
     model: Any = _model(place)
-    if channels:
-        model = SpreadModel(model, _Team(place, channels))
-    settings = {"tensor_parallel_size": len(channels) + 1, "attention_data_parallel": bool(channels)}
+    if team is not None:
+        model = SpreadModel(model, team)
+    settings = {name: getattr(place.engine, name) for name in ("tensor_parallel_size", "attention_data_parallel")}
     return _logits(EngineRun(model, **SETTINGS, **settings), texts)
 
 
-def _encode(parts: Sequence[Part], place: Place, channels: list[Connection[Any, Any]]) -> Tensor:
+def _encode(parts: Sequence[Part], place: Place, team: Team | None) -> Tensor:
+    assert team is not None
     model = _model(place)
-    ranks = SpreadItems(_Team(place, channels), model.device)
+    ranks = SpreadItems(team, model.device)
     return _rows_of(_encoder(Path(place.folder), ranks), parts, model.config.hidden)
 
 
@@ -146,14 +149,19 @@ def _encoder(folder: Path, ranks: SpreadItems | None) -> MediaEncoder:
     return media.encoder(device, None, ranks)
 
 
-def _follow(place: Place, channel: Connection[Any, Any]) -> None:
-    torch.set_num_threads(1)
+def _hold(place: Place) -> tuple[Held, MediaEncoder | None]:
     model = _model(place)
     folder = Path(place.folder)
     encoder = _encoder(folder, None) if (folder / "preprocessor_config.json").exists() else None
     plan = plan_capacity(model.config, place.engine, free_bytes=0)
     pool = KvPool(plan, model.device)
     pool.buffer.view(torch.float32).fill_(float("nan"))
+    return Held(model, plan, pool, None), encoder
+
+
+def _follow(place: Place, hold: Hold, channel: Connection[Any, Any]) -> None:
+    torch.set_num_threads(1)
+    held, encoder = hold(place)
     decoder = msgspec.msgpack.Decoder(Told)
     with torch.inference_mode():
         while True:
@@ -161,7 +169,7 @@ def _follow(place: Place, channel: Connection[Any, Any]) -> None:
                 frame = channel.recv_bytes()
             except EOFError:
                 break
-            follow(Held(model, plan, pool, None), decoder.decode(frame), place.rank, encoder)
+            follow(held, decoder.decode(frame), place.rank, encoder)
     dist.destroy_process_group()
 
 
