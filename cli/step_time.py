@@ -44,24 +44,27 @@ def decode_step(
     machine: Machine, share: RankShare, ranks: int, text: TextBytes, cache: CapacityPlan, batch: int, context: int
 ) -> StepTime:
     """One new token of so many sequences of so many tokens. Work is taken to be even over ranks."""
-    config = share.config
+    config, spread = share.config, share.attention_data_parallel
+    own = -(-batch // ranks) if spread else batch  # sequences that a rank attends for
     experts = _touched_experts(config, batch) * share.experts / config.moe.experts
     least = expected = 0.0
     for index in range(config.num_layers):
         held = text.layer(index)
         # Of what is there twice, decoding reads one.
-        attention = _us(machine, held.attention - _unread(config, index) + batch * _rows(config, cache, index, context))
+        attention = _us(machine, held.attention - _unread(config, index) + own * _rows(config, cache, index, context))
         mlp = _us(machine, held.mlp + experts * held.expert)
         least += attention + mlp
         expected += _taken(attention, _ATTENTION) + _taken(mlp, _MLP)
     head = _us(machine, text.head)
     exchange = 0.0
     if ranks > 1:
-        exchange = 2 * config.num_layers * _exchange_us(ranks, 2 * batch * config.hidden)
+        # A gather and the sum of each rank's own rows move half as much each as a sum of all rows on all ranks.
+        num_bytes = 2 * batch * config.hidden
+        exchange = 2 * config.num_layers * _exchange_us(ranks, num_bytes / 2 if spread else num_bytes)
     return StepTime((least + head) / 1e3, (expected + _taken(head, _HEAD) + exchange) / 1e3, exchange / 1e3)
 
 
-def _exchange_us(ranks: int, num_bytes: int) -> float:
+def _exchange_us(ranks: int, num_bytes: float) -> float:
     """Latency grows with the depth of a tree, bytes with what a ring passes on: not measured for more than two."""
     return _EXCHANGE_US * math.log2(ranks) + num_bytes * 2 * (ranks - 1) / ranks / _EXCHANGE_TB_S / 1e6
 

@@ -15,6 +15,9 @@ FP8 = str(ROOT / "tests/fixtures/chat/config.released-fp8.json")
 TINY = str(ROOT / "models/dots3-note-tiny")
 
 
+EIGHT = ("--tensor-parallel-size", "8", "--enable-expert-parallel")
+
+
 def plan(*args: str) -> tuple[int, str]:
     result = CliRunner().invoke(app, ["plan", *args])
     return result.exit_code, result.output
@@ -75,7 +78,11 @@ def test_weights_are_counted_from_the_headers_and_as_the_config_says(tmp_path: P
         ([FP8, "--tensor-parallel-size", "8"], "enable_expert_parallel spreads whole experts"),
         ([TINY, "--tensor-parallel-size", "0"], "greater than or"),
         ([TINY, "--tensor-parallel-size", "3"], "must divide heads of full-attention layers (8), got 3"),
-        ([RELEASED, "--tensor-parallel-size", "128"], "must divide heads of sliding-window layers (64), got 128"),
+        (
+            [RELEASED, "--tensor-parallel-size", "128", "--no-attention-data-parallel"],
+            "must divide heads of sliding-window layers (64), got 128",
+        ),
+        ([TINY, "--attention-data-parallel"], "needs a tensor_parallel_size of at least 2, got 1"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(args: list[str], told: str) -> None:
@@ -97,7 +104,24 @@ def test_weights_of_a_rank_are_its_heads_its_widths_and_what_all_ranks_hold() ->
     assert code == 0
     assert "on each of 8 ranks: 67.73 GiB; heads 16 of 128 (dsa) and 8 of 64 (swa)" in text
     assert "dense width 1,728 of 13,824, shared 192 of 1,536, experts 256 of 256 in 192 of their width of 1,536" in text
-    assert "every rank holds the rows of all tokens" in text
+    assert "attention by heads: every rank holds the rows of all tokens" in text
+    assert "attention data-parallel (--attention-data-parallel): every rank holds the rows of its own" in text
+    assert "heads 128 of 128 (dsa) and 64 of 64 (swa)" in text
+    assert "chosen" not in text  # nobody said for what machine
+
+
+def test_where_heads_cannot_be_shared_ranks_may_still_attend_for_their_own_sequences() -> None:
+    code, text = plan(RELEASED, "--tensor-parallel-size", "128", "--gpu", "h200")
+    assert code == 0
+    assert "attention by heads cannot be: tensor_parallel_size must divide heads" in text
+    assert "on each of 128 ranks" in text
+
+
+def test_the_layout_that_alone_fits_is_chosen() -> None:
+    """Whole attention on every rank takes 5.7 GiB more."""
+    code, text = plan(FP8, "--gpu", "h200", "--gpu-memory", "39GiB", *EIGHT)
+    assert code == 0
+    assert "chosen: attention by heads, which alone fits" in text
 
 
 def test_with_expert_parallelism_a_rank_holds_whole_experts_and_no_more_bytes() -> None:
@@ -118,9 +142,10 @@ def test_encoders_are_whole_on_every_rank() -> None:
     _, one = plan(TINY, "--device", "cpu")
     _, two = plan(TINY, "--device", "cpu", "--tensor-parallel-size", "2")
     parts = {name: int(count.replace(",", "")) for name, count in re.findall(r"(.+): ([\d,]+) weights", one)}
-    [mib] = re.findall(r"on each of 2 ranks: ([\d.]+) MiB", two)
+    mib = re.findall(r"on each of 2 ranks: ([\d.]+) MiB", two)[0]
     of_text = float(mib) * 2**20 / 4 - parts["vision encoder"] - parts["audio encoder"]
     assert 0.5 < of_text / parts["text model"] < 0.62
+    assert "encoders are whole on every rank, which encodes its share of a step's pictures and sounds" in two
 
 
 @pytest.mark.parametrize(
@@ -134,7 +159,8 @@ def test_encoders_are_whole_on_every_rank() -> None:
 def test_the_released_fp8_model_on_machines_that_hold_it(
     gpu: str, ranks: int, weights: str, cache: str, tokens: str, least_ms: tuple[float, ...]
 ) -> None:
-    code, text = plan(FP8, "--gpu", gpu, "--tensor-parallel-size", str(ranks), "--enable-expert-parallel")
+    shared = ("--tensor-parallel-size", str(ranks), "--enable-expert-parallel", "--no-attention-data-parallel")
+    code, text = plan(FP8, "--gpu", gpu, *shared)
     assert code == 0
     assert "weights in FP8, the others in bfloat16: 264.58 GiB" in text
     assert f"on each of {ranks} ranks: {weights} GiB" in text
@@ -144,3 +170,41 @@ def test_the_released_fp8_model_on_machines_that_hold_it(
     expected = [float(ms) for ms in re.findall(r"expected ([\d.]+) ms", text)]
     assert len(expected) == 3
     assert all(one > least for one, least in zip(expected, least_ms, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "ranks", "weights", "cache", "tokens", "least_ms", "rates"),
+    [
+        ("h200", 8, "40.77", "707.23 GiB", 13_230_080, (1.8, 6.7, 9.6), ("11,713", "8,845")),
+        ("h200", 4, "72.71", "238.61 GiB", 4_460_544, (2.1, 11.9, 17.8), ("8,395", "7,001")),
+        ("h100-80gb", 8, "40.77", "275.23 GiB", 5_144_576, (2.5, 9.6, 13.8), ("9,278", "6,850")),
+    ],
+)
+def test_the_released_fp8_model_with_ranks_that_attend_for_their_own_sequences(
+    gpu: str,
+    ranks: int,
+    weights: str,
+    cache: str,
+    tokens: int,
+    least_ms: tuple[float, ...],
+    rates: tuple[str, str],
+) -> None:
+    code, text = plan(FP8, "--gpu", gpu, "--tensor-parallel-size", str(ranks), "--enable-expert-parallel")
+    assert code == 0
+    by_heads, own = text.split("attention data-parallel (--attention-data-parallel)")
+    assert f"on each of {ranks} ranks: {weights} GiB; heads 128 of 128" in own
+    assert f"on each rank, {cache} together" in own
+    assert f"sequences of 1,024 tokens that fit at once: {tokens // 1024:,}, {tokens:,} tokens together" in own
+    assert tuple(map(float, re.findall(r"at least ([\d.]+) ms", own))) == least_ms
+    assert f"chosen: attention data-parallel: {rates[0]} tokens/s from 256 sequences of 2,048 tokens, and" in own
+    assert f" {rates[1]} from 256 with attention by heads" in own
+    [more] = [float(weights) - float(one) for one in re.findall(r"ranks: ([\d.]+) GiB", by_heads)]
+    assert more == pytest.approx((1 - 1 / ranks) * attention_of_heads() / 2**30, abs=0.02)
+
+
+def attention_of_heads() -> int:
+    """Bytes that the released checkpoint has by head: query up-projections, outputs and gates in FP8; what takes
+    latents up to keys and values in bfloat16, twice."""
+    dsa = 128 * (192 * 1024 + 128 * 5120 + 5120) + 4 * 128 * (128 + 128) * 512
+    swa = 64 * (256 * 1024 + 128 * 5120 + 5120) + 4 * 64 * (192 + 128) * 1024
+    return 13 * dsa + 33 * swa

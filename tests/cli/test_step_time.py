@@ -20,8 +20,10 @@ SLICE = replace(
 )
 
 
-def step(config: ModelConfig, ranks: int, batch: int, context: int = 2048, rows: str = "auto") -> StepTime:
-    share = share_of_rank(config, ranks, expert_parallel=ranks > 1)
+def step(
+    config: ModelConfig, ranks: int, batch: int, context: int = 2048, rows: str = "auto", spread: bool = False
+) -> StepTime:
+    share = share_of_rank(config, ranks, expert_parallel=ranks > 1, attention_data_parallel=spread)
     cache = plan_capacity(config, EngineConfig.for_device("cuda", kv_cache_dtype=rows), 60 << 30)
     return decode_step(MACHINES["h200"], share, ranks, TextBytes(share, "bfloat16", "cuda"), cache, batch, context)
 
@@ -44,6 +46,17 @@ def test_ranks_share_the_bytes_and_pay_for_the_exchange() -> None:
     assert 6 < one.least_ms / eight.least_ms < 8  # latents, indexer, routers and cache rows are on all of them
     assert eight.expected_ms < one.expected_ms / 2.5
     assert eight.exchange_ms == pytest.approx(92 * (3 * 10.5 + 2 * 32 * 5120 * 1.75 / 0.24e6) / 1e3)
+
+
+def test_ranks_with_their_own_sequences_read_all_of_attention_and_a_share_of_the_rows() -> None:
+    """At 64 sequences on 8 ranks: 8 sequences each, every weight of attention, half the bytes exchanged."""
+    by_heads, own = step(RELEASED, 8, 64), step(RELEASED, 8, 64, spread=True)
+    rows = 13 * 2048 * 1152 + 33 * 513 * 2176
+    by_head = 13 * 128 * (192 * 1024 + 128 * 5120 + 5120 + 256 * 1024)
+    by_head += 33 * 64 * (256 * 1024 + 128 * 5120 + 5120 + 640 * 1024)
+    more = by_head * 7 / 8 - 56 * rows
+    assert own.least_ms - by_heads.least_ms == pytest.approx(more / 4.26e9, rel=1e-3)
+    assert own.exchange_ms == pytest.approx(92 * (3 * 10.5 + 64 * 5120 * 1.75 / 0.24e6) / 1e3)
 
 
 def test_fp8_rows_are_fewer_bytes() -> None:
