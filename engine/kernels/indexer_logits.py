@@ -2,8 +2,8 @@
 
 Of a sequence with one query, a program scores a stretch of the keys, block by block (`page_scores` where pages are made
 of whole blocks); of one with more, it holds a block of keys and goes through the queries that see any of them. Sums are
-fp32. FP8 keys are multiplied as bfloat16 with more queries, with one as float16, which loses nothing of them. Keys come
-as addresses, or through the block table with pages row by row or preshuffled.
+fp32. FP8 keys are multiplied as bfloat16 with more queries, with one as float16, which loses nothing of them, and with
+fp32 queries as fp32. Keys come as addresses, or through the block table with pages row by row or preshuffled.
 """
 
 from __future__ import annotations
@@ -109,10 +109,10 @@ def _indexer_logits(
         heads = tl.load(q + first_row * q_stride + at_head, mask=real, other=0.0)
         weight = tl.load(weights + first_row * weight_stride + head, mask=head < HEADS, other=0.0)
         weight = weight.to(tl.float32) * weight_factor
-        if CODED:
-            heads, weight = as_halves(heads, weight)
-        else:
+        if not CODED:
             heads = rounded(heads, keys.dtype.element_ty)
+        elif q.dtype.element_ty != tl.float32:
+            heads, weight = as_halves(heads, weight)
         for start in tl.range(begin, end, BLOCK, num_stages=1):
             key = start + tl.arange(0, BLOCK)
             block, scale = _read(
@@ -121,7 +121,7 @@ def _indexer_logits(
                 WIDTH, PAGED, PAGE_SIZE, CODED, SHUFFLED, ALIGNED, TILE,
             )  # fmt: skip
             if CODED:
-                block = half_of_fp8(block, FP8)
+                block = half_of_fp8(block, FP8).to(heads.dtype)
             score = _scores(block, scale, heads, weight, BLOCK, HEAD_BLOCK)
             tl.store(scores + first_row * num_keys + key, tl.where(key < most, score, NEVER), mask=key < end)
     else:
@@ -134,7 +134,7 @@ def _indexer_logits(
             WIDTH, PAGED, PAGE_SIZE, CODED, SHUFFLED, ALIGNED, TILE,
         )  # fmt: skip
         if CODED:
-            block = widen_fp8(block, FP8)
+            block = widen_fp8(block, FP8).to(q.dtype.element_ty)
         unseeing = tl.zeros((), tl.int32)
         if LIMITED:
             unseeing = _unseeing(limits, first_row, last_row, start)

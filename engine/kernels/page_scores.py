@@ -3,7 +3,7 @@
 A program scores a stretch of a sequence's keys, block by block. It looks all of its pages up first, a group at a time:
 then keys of the next blocks are under way while one is scored. Sums are fp32. FP8 keys are multiplied as float16, to
 which they are widened in a single instruction: the query's heads are brought into its range by powers of two, which
-their weights take back. It loses nothing of the keys.
+their weights take back. It loses nothing of the keys. With fp32 queries they are multiplied as fp32.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def score_pages(
     weight = tl.load(weights + sequence * weight_stride + head, mask=head < HEADS, other=0.0)
     weight = weight.to(tl.float32) * weight_factor
     if CODED:
-        heads, weight = as_halves(heads, weight)
+        if q.dtype.element_ty != tl.float32:
+            heads, weight = as_halves(heads, weight)
         keys = fp8_pointer(keys, FP8) if FP8 == FP8_OCP else keys
     else:
         heads = rounded(heads, keys.dtype.element_ty)
@@ -89,7 +90,7 @@ def score_pages(
             after = tl.max(tl.where(number == own + 1, begins, -1), 0)
             next_scale = _scale(key_scales, after, (group + own + 1) * BLOCK % PAGE_SIZE + inner, BLOCK, CODED)
             if CODED:
-                block = half_of_fp8(block, FP8)
+                block = half_of_fp8(block, FP8).to(heads.dtype)
             products = dot(block, tl.trans(heads), tl.zeros((BLOCK, HEAD_BLOCK), tl.float32))
             score = tl.sum(tl.maximum(products, 0.0) * weight[None, :], 1) * scale
             key = (group + own) * BLOCK + inner

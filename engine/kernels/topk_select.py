@@ -1,8 +1,9 @@
 """The k best scores of each row as positions in rising order, exactly; of equal scores the lower position is chosen.
 
-The k-th best score is found digit by digit, eight bits at a time, by counting; then positions above it, and as many of
-the first that equal it as are wanted, are written one after the other. Where there are rows enough to fill the GPU, or
-rows are short, a program does a row. Else rows are cut into chunks: a launch for each digit, in which every program
+Short rows are held by a program whole: the k-th best score is found bit by bit, until as many as are wanted are no less
+than the bits found. Of longer ones it is found digit by digit, eight bits at a time, by counting. Then positions above
+it, and as many of the first that equal it as are wanted, are written one after the other. Where there are rows enough
+to fill the GPU a program does a row. Else long rows are cut into chunks: a launch for each digit, in which every program
 counts the digits of its chunk and has from its neighbours' counts of the launch before which digit the last was, and
 one launch that writes. How long rows are is known to the device alone, which leaves what it does not need undone.
 """
@@ -18,7 +19,7 @@ from engine.kernels.early_start import early, wait_for_earlier
 from engine.kernels.target import target
 
 _BLOCK = 2048  # scores at a time
-_WHOLE_BLOCKS = 4  # of a row that is never cut
+_SHORT = 8192  # scores of a row that a program holds
 _MOST_CHUNKS = 64  # of a row: each program reads the counts of all
 _PROGRAMS = 4  # for each multiprocessor
 _TILE = 16  # of their counts at a time
@@ -99,6 +100,45 @@ def _count_of(limits, row, num_scores, LIMITED: tl.constexpr):
     if LIMITED:
         return tl.minimum(tl.load(limits + row).to(tl.int32), num_scores)
     return num_scores
+
+
+@triton.jit
+def _select(scores, out, count, k, SIZE: tl.constexpr):
+    """Of a row that has more than k, and no more than SIZE."""
+    position = tl.arange(0, SIZE)
+    real = position < count
+    rank = tl.where(real, _rank(scores, position, count), 0)  # no number has rank 0
+    least = tl.zeros((), tl.uint32)
+    no_less = count
+    bit = tl.full((), 31, tl.int32)
+    while (bit >= 0) & (no_less != k):
+        further = least | (tl.full((), 1, tl.uint32) << bit.to(tl.uint32))
+        number = tl.sum((rank >= further).to(tl.int32), 0)
+        least = tl.where(number >= k, further, least)
+        no_less = tl.where(number >= k, number, no_less)
+        bit -= 1
+    better = rank > least
+    tied = real & (rank == least)
+    wanted = k - tl.sum(better.to(tl.int32), 0)
+    upto = tl.cumsum(better.to(tl.int32) + (tied.to(tl.int32) << 16), 0)  # summed in one go: SIZE is less than 2^15
+    tie = upto >> 16
+    place = (upto & 0xFFFF) + tl.minimum(tie, wanted) - 1
+    tl.store(out + place, position, mask=better | (tied & (tie <= wanted)))
+
+
+@triton.jit
+def _topk_of_short_row(scores, limits, out, num_scores, k, SIZE: tl.constexpr, LIMITED: tl.constexpr):
+    wait_for_earlier()
+    row = tl.program_id(0).to(tl.int64)
+    scores += row * num_scores
+    out += row * k
+    count = _count_of(limits, row, num_scores, LIMITED)
+    if count <= k:
+        _write_all(out, count, k, SIZE // 2)
+    elif count <= SIZE // 2:
+        _select(scores, out, count, k, SIZE // 2)
+    else:
+        _select(scores, out, count, k, SIZE)
 
 
 @triton.jit
@@ -219,10 +259,18 @@ def _launch(scores: Tensor, k: int, limits: Tensor | None) -> Tensor:
     out = scores.new_empty(rows, k, dtype=torch.int32)
     if rows == 0:
         return out
-    block = 64 if target().name == "interpreter" else _BLOCK
-    chunks = min(_MOST_CHUNKS, num_scores // block, _PROGRAMS * target().multiprocessors // rows)
     seen = scores if limits is None else limits
-    if chunks <= 1 or num_scores <= _WHOLE_BLOCKS * block:
+    size = max(32, triton.next_power_of_2(num_scores))
+    here = target().name == "interpreter"
+    if size <= (128 if here else _SHORT):
+        _topk_of_short_row[(rows,)](
+            scores, seen, out, num_scores, k, SIZE=size, LIMITED=limits is not None, num_warps=min(8, size // 32),
+            **early(),
+        )  # fmt: skip
+        return out
+    block = 64 if here else _BLOCK
+    chunks = min(_MOST_CHUNKS, num_scores // block, _PROGRAMS * target().multiprocessors // rows)
+    if chunks <= 1:
         counts = out.new_empty(rows, 4, 256)
         _topk_of_row[(rows,)](
             scores, seen, counts, out, num_scores, k,

@@ -110,8 +110,8 @@ def indexer_case(queries: int, shuffled: bool) -> None:
     )
 
 
-def topk_case(rows: int) -> None:
-    topk_select.topk_positions(torch.zeros(rows, 16384), 2048, torch.zeros(rows, dtype=torch.int64))
+def topk_case(rows: int, scores: int) -> None:
+    topk_select.topk_positions(torch.zeros(rows, scores), 2048, torch.zeros(rows, dtype=torch.int64))
 
 
 def route_case(tokens: int) -> None:
@@ -200,8 +200,9 @@ CASES: dict[str, Callable[[], None]] = {
     "indexer_logits": lambda: indexer_case(1, shuffled=False),
     "indexer_logits of preshuffled pages": lambda: indexer_case(1, shuffled=True),
     "indexer_logits of a prompt": lambda: indexer_case(100, shuffled=False),
-    "topk_select": lambda: topk_case(2),
-    "topk_select of many rows": lambda: topk_case(2000),
+    "topk_select": lambda: topk_case(2, 16384),
+    "topk_select of many rows": lambda: topk_case(2000, 16384),
+    "topk_select of short rows": lambda: topk_case(2, 8192),
     "moe_route": lambda: route_case(32),
     "moe_route of a prompt": lambda: route_case(2000),
     "moe_gemm": lambda: moe_case(2, coded=True),

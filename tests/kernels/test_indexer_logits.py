@@ -95,6 +95,15 @@ def test_scores_of_paged_keys(device: str, lens: tuple[int, ...], page_size: int
     assert_as_good(ours, case.scores(num_keys, torch.float32), case.scores(num_keys, torch.float64), 1e-9)
 
 
+@pytest.mark.parametrize(("page_size", "queries"), [(64, 1), (16, 1), (16, 2)])
+def test_fp32_queries_are_multiplied_as_they_are(device: str, page_size: int, queries: int) -> None:
+    case = Case(device, (50, 7), page_size, queries)
+    case.q = torch.randn(case.q.shape, device=device)
+    ours = paged_indexer_logits(case.q, case.weights, FACTOR, case.cache.index, case.cache.rows, case.limits, 50)
+    ours.masked_fill_(torch.arange(50, device=device) >= case.limits[:, None], float("-inf"))
+    assert_as_good(ours, case.scores(50, torch.float32), case.scores(50, torch.float64), 1e-9)
+
+
 @pytest.mark.parametrize("power", [-80, -20, 20, 100])
 def test_heads_of_one_query_are_of_any_size(device: str, power: int) -> None:
     """Most of them beyond what float16 holds; one is nothing but zeros."""
