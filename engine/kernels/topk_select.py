@@ -3,7 +3,7 @@
 Short rows are held by a program whole: the k-th best score is found bit by bit, until as many as are wanted are no less
 than the bits found. Of longer ones it is found digit by digit, eight bits at a time, by counting. Then positions above
 it, and as many of the first that equal it as are wanted, are written one after the other. Where there are rows enough
-to fill the GPU a program does a row. Else long rows are cut into chunks: a launch for each digit, in which every program
+to fill the GPU a program does a row. Else long rows are cut into chunks: a launch a digit, in which every program
 counts the digits of its chunk and has from its neighbours' counts of the launch before which digit the last was, and
 one launch that writes. How long rows are is known to the device alone, which leaves what it does not need undone.
 """
