@@ -1,6 +1,6 @@
 """From settings to an engine that can run: config, weights, cache, scheduler, sampler, and what the worker announces.
 
-Owns what is logged about capacity at start. The one place where the parts of the engine are put together.
+Owns what is logged about capacity at start. What is around a model comes from `engine.runtime.assembly`.
 """
 
 from __future__ import annotations
@@ -8,49 +8,31 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from engine.config.capacity import CapacityPlan, plan_capacity
+from engine.config.capacity import CapacityPlan
 from engine.config.engine import EngineConfig
 from engine.config.model import ModelConfig
-from engine.model.decoder import TextModel
-from engine.model.kv_pool import KvPool
 from engine.model.load import load_drafter, load_model
-from engine.model.mtp import Drafter
 from engine.model.ranks import Ranks, least
-from engine.runtime.draft_graphs import DraftGraphs
-from engine.runtime.drafted import DraftedSteps
-from engine.runtime.drafts import Drafts
+from engine.runtime import assembly
+from engine.runtime.assembly import Held, runner_of
 from engine.runtime.grammars import Grammars
-from engine.runtime.graphs import DecodeGraphs, GpuRecorder
 from engine.runtime.loop import Loop
 from engine.runtime.media import LoadedMedia, load_media
-from engine.runtime.media_encoder import MediaEncoder
-from engine.runtime.parallel import LeadModel, Recorded, Team, join
+from engine.runtime.parallel import Team, join
 from engine.runtime.parallel_encode import SpreadItems
-from engine.runtime.parallel_spread import led
 from engine.runtime.progress import Progress
 from engine.runtime.runner import Runner
-from engine.runtime.sampler import Sampler
 from engine.sched.scheduler import Scheduler
 from engine.wire.messages import PROTOCOL_VERSION, GroupCapacity, MediaSupport, Ready, Sampling, Submit
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 log = logging.getLogger(__name__)
-
-
-class Held(NamedTuple):
-    """What every rank has; where there is but one process, it."""
-
-    model: TextModel
-    plan: CapacityPlan
-    pool: KvPool
-    graphs: DecodeGraphs | None
 
 
 class Built(NamedTuple):
@@ -73,14 +55,11 @@ def hold(folder: Path, engine: EngineConfig, ranks: Ranks | None = None, media: 
     free_bytes = max(0, _free_bytes(device) - (0 if media is None else engine.encoder_cache_bytes))
     if ranks is not None:  # all of them must come to the same plan; on a CPU they share the memory
         free_bytes = least(free_bytes, device) // (engine.tensor_parallel_size if engine.device == "cpu" else 1)
-    plan = plan_capacity(config, engine, free_bytes)
-    pool = KvPool(plan, device)
-    graphs = None
-    if device.type == "cuda":
-        graphs = DecodeGraphs(model, pool, plan, GpuRecorder())
+    held = assembly.hold(model, engine, free_bytes, config, draws=ranks is None)
+    if held.graphs is not None:
         with torch.inference_mode():
-            graphs.record_all()
-    return Held(model, plan, pool, graphs)
+            held.graphs.record_all()
+    return held
 
 
 def build(folder: Path, engine: EngineConfig, worker_id: str, team: Team | None = None) -> Built:
@@ -96,67 +75,35 @@ def build(folder: Path, engine: EngineConfig, worker_id: str, team: Team | None 
     plan = held.plan
     kinds = (engine.dtype, engine.device, engine.cache_dtype)
     log.info("%s in %s on %s, cache rows in %s\n%s", folder, *kinds, plan.report())
-    sampler = Sampler(model_config.vocab_size, device, engine.seed)
     # On a GPU a layer is done long after it was launched, so that there only whole steps tell of progress.
     progress = Progress(only_steps=device.type != "cpu")
     on_layer = progress.stamp if device.type == "cpu" else None
     spread = None if team is None else SpreadItems(team, device)
     encoder = None if media is None else media.encoder(device, on_layer, spread)
-    runner = _runner(held, team, sampler, on_layer, encoder, drafter, engine.speculative_tokens)
-    _warm_up(runner, engine, plan)
+    runner = runner_of(held, engine, team=team, drafter=drafter, encoder=encoder, on_layer=on_layer)
+    # Ranks are told what a step reads by the host, which therefore has to know it.
+    launcher = runner if device.type == "cuda" and team is None else None
+    _warm_up(runner, launcher, engine, plan)
     intake = None if media is None else media.intake(min(plan.encoder_cache_tokens, plan.max_model_len))
     support = None if intake is None else intake.support
     grammars = Grammars(folder, model_config.vocab_size)
     count_experts = None if ranks is None or ranks.experts is None else ranks.experts.load
     scheduler = Scheduler(engine, plan)
-    # Ranks are told what a step reads by the host, which therefore has to know it.
-    launcher = runner if device.type == "cuda" and team is None else None
     loop = Loop(scheduler, runner, model_config.vocab_size, progress, grammars, intake, count_experts, launcher)
     return Built(loop, _announcement(folder, engine, plan, model_config, worker_id, support), team)
 
 
-def _runner(
-    held: Held,
-    team: Team | None,
-    sampler: Sampler,
-    on_layer: Callable[[], None] | None,
-    encoder: MediaEncoder | None,
-    drafter: Drafter | None,
-    num_drafts: int,
-) -> Runner:
-    """The first rank drafts alone, with all of that layer, but for the head."""
-    plan, pool = held.plan, held.pool
-    model: TextModel | LeadModel = held.model
-    graphs: DecodeGraphs | Recorded | None = held.graphs
-    if team is not None:
-        model, graphs = led(held.model, held.graphs, team)
-    drafts = None if drafter is None else Drafts(drafter, model.logits, pool, plan, sampler)
-    drafted = None
-    if drafter is not None and team is None and held.model.device.type == "cuda":
-        drafted = _drafted(held, sampler, drafter, num_drafts)
-    return Runner(model, pool, plan, sampler, on_layer, encoder, graphs, drafts, drafted)
-
-
-def _drafted(held: Held, sampler: Sampler, drafter: Drafter, num_drafts: int) -> DraftedSteps:
-    from engine.kernels.sample import sample  # Triton comes with torch's builds for GPUs alone
-
-    model, device = held.model, held.model.device
-    graphs = DraftGraphs(drafter, model.logits, held.pool, held.plan, num_drafts, sample, GpuRecorder())
-    with torch.inference_mode():
-        graphs.record_all(torch.empty(1, model.config.hidden, dtype=model.dtype, device=device))
-    return DraftedSteps(graphs, sampler, device)
-
-
-def _warm_up(runner: Runner, engine: EngineConfig, plan: CapacityPlan) -> None:
+def _warm_up(runner: Runner, launcher: Runner | None, engine: EngineConfig, plan: CapacityPlan) -> None:
     """A request before the first one: what is slow only once, or does not work at all, shows before Ready."""
     scheduler = Scheduler(engine, plan)
-    max_tokens = 2 + engine.speculative_tokens
+    max_tokens = 2 + min(4 * engine.speculative_tokens, plan.max_model_len // 2)  # several steps with drafts
     length = min(2 * plan.page_size, plan.max_model_len - max_tokens)
     sampling = Sampling(max_tokens=max_tokens, top_p=0.9, seed=0)
     for home in range(plan.homes):  # each begins where nobody is yet
         scheduler.submit(Submit(f"warm-up {home}", tuple(range(home, home + length)), sampling))
     while (batch := scheduler.schedule()) is not None:
-        result = runner.run(batch)
+        launched = launcher is not None and launcher.takes(batch)
+        result = runner.launch(batch).result() if launched else runner.run(batch)
         scheduler.advance(batch, result.tokens, result.drafts)
     runner.release_ended()
 
