@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bench.report import ROOT, Row, console, keep, machine, p99, show
+from engine.grammar.counted_text import Counted
 from engine.grammar.judging import Judge
 from engine.grammar.matcher import CompiledGrammar, Masks
 from engine.grammar.rules import grammar_text
@@ -134,8 +135,9 @@ def of_steps(grammar: CompiledGrammar, ids: list[int], masks: Masks) -> list[flo
 
 def measure(case: Case, vocabulary: Vocabulary, judge: Judge) -> dict[str, Any]:
     masks = Masks(VOCAB_SIZE, 1)
-    text = grammar_text(case.rule, vocabulary)
-    compiling = partial(CompiledGrammar, text, vocabulary)
+    counted: Counted = {}
+    text = grammar_text(case.rule, vocabulary, counted)
+    compiling = partial(CompiledGrammar, text, vocabulary, counted)
     grammar = compiling()
     ids = vocabulary.tokens.tokenize_str(case.answer, parse_special=True)
     times = masks_of(grammar, ids, masks)
@@ -147,7 +149,7 @@ def measure(case: Case, vocabulary: Vocabulary, judge: Judge) -> dict[str, Any]:
         "mask_ms_mean": statistics.fmean(times),
         "step_of_64_rows_ms_mean": statistics.fmean(of_steps(grammar, ids, masks)),
         "judge_wall_ms": statistics.median(
-            milliseconds(partial(judge.text_of, case.rule), time.perf_counter) for _ in range(ROUNDS)
+            milliseconds(partial(judge.counted_text_of, case.rule), time.perf_counter) for _ in range(ROUNDS)
         ),
         "compile_ms": statistics.median(milliseconds(compiling) for _ in range(ROUNDS)),
     }

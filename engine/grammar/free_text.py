@@ -8,6 +8,7 @@ expressions beside it: a part of the same texts, written as a repetition. Knows 
 from __future__ import annotations
 
 PARAMETER, INVOKE, CALL = "parameter", "invoke", "dots_function_call"
+TEXT_CLOSES = f"</{PARAMETER}>\n<"  # no text holds it: what comes behind it is the next tag
 
 _UNQUOTED = r'"\\\x00-\x1F\x7F'
 _PLAIN, _NO_TAG = f"[^{_UNQUOTED}]", f"[^{_UNQUOTED}<]"

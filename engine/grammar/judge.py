@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.config.log_format import set_up_logging
+from engine.grammar.counted_text import Counted
 from engine.grammar.frames import read_frame, write_frame
 from engine.grammar.limits import COMPILE_BYTES, COMPILE_S, GrammarError
 from engine.grammar.rules import check, grammar_text
@@ -39,9 +40,10 @@ def main() -> None:
             os._exit(0)  # nobody waits for the answer any more; Python's own end would try to write it once more
 
 
-def _answer(rule: Any, vocabulary: Vocabulary) -> dict[str, str]:
+def _answer(rule: Any, counting: bool, vocabulary: Vocabulary) -> dict[str, Any]:
+    counted: Counted = {}
     try:
-        text = grammar_text(rule, vocabulary)
+        text = grammar_text(rule, vocabulary, counted if counting else None)
         check(text, vocabulary)
     except GrammarError as error:
         return {"error": str(error)}
@@ -51,7 +53,7 @@ def _answer(rule: Any, vocabulary: Vocabulary) -> dict[str, str]:
         # The one broad except: whatever a schema does to us, its sender gets an answer.
         log.error("a rule of type %s failed", rule.get("type"), exc_info=error)
         return {"error": f"it cannot be read: {type(error).__name__}"}
-    return {"text": text}
+    return {"text": text, "counted": counted}
 
 
 def _tried(body: bytes, vocabulary: Vocabulary) -> bytes:
@@ -80,8 +82,9 @@ def _try(body: bytes, vocabulary: Vocabulary, writing: int) -> None:
         used = int(Path("/proc/self/statm").read_text().split()[0]) * _PAGE_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (used + COMPILE_BYTES, used + COMPILE_BYTES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        rule, counting = json.loads(body)
         with os.fdopen(writing, "wb") as pipe:
-            pipe.write(json.dumps(_answer(json.loads(body), vocabulary)).encode())
+            pipe.write(json.dumps(_answer(rule, counting, vocabulary)).encode())
         status = 0
     finally:
         os._exit(status)

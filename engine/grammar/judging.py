@@ -13,7 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from engine.config.log_format import form_in_use
+from engine.grammar.counted_text import Counted
 from engine.grammar.frames import read_frame, write_frame
 from engine.grammar.limits import COMPILE_S, MAX_RULE_CHARS, GrammarError, JudgeClosedError
 
@@ -32,16 +35,25 @@ class Judge:
 
     def start(self) -> None:
         """A trivial question, so that the next one finds it ready."""
-        self._ask({"type": "Choice", "choices": ["yes"]}, _START_S)
+        self._ask({"type": "Choice", "choices": ["yes"]}, False, _START_S)
 
     def text_of(self, rule: Mapping[str, Any]) -> str:
         """The rule as a grammar in the library's notation, found to be within the limits."""
+        text: str = self._tried(rule, counting=False)["text"]
+        return text
+
+    def counted_text_of(self, rule: Mapping[str, Any]) -> tuple[str, Counted]:
+        """The same, and what it leaves to be counted beside it."""
+        answer = self._tried(rule, counting=True)
+        return answer["text"], msgspec.convert(answer["counted"], Counted)
+
+    def _tried(self, rule: Mapping[str, Any], counting: bool) -> dict[str, Any]:
         if self._process is None or self._process.poll() is not None:
             self.start()
-        answer = self._ask(rule, COMPILE_S + _GRACE_S)
+        answer = self._ask(rule, counting, COMPILE_S + _GRACE_S)
         if "error" in answer:
             raise GrammarError(answer["error"])
-        return answer["text"]
+        return answer
 
     def close(self) -> None:
         self._closed = True
@@ -50,8 +62,8 @@ class Judge:
         with self._asking:
             self._end()
 
-    def _ask(self, rule: Mapping[str, Any], limit_s: float) -> dict[str, str]:
-        body = json.dumps(rule).encode()
+    def _ask(self, rule: Mapping[str, Any], counting: bool, limit_s: float) -> dict[str, Any]:
+        body = json.dumps([rule, counting]).encode()
         if len(body) > MAX_RULE_CHARS:
             raise GrammarError(f"it must have at most {MAX_RULE_CHARS} characters, got {len(body)}")
         with self._asking:
@@ -67,7 +79,7 @@ class Judge:
                 self._end()
                 self._check_open()
                 raise GrammarError(f"it could not be compiled within {limit_s:g} s")
-        found: dict[str, str] = json.loads(answer)
+        found: dict[str, Any] = json.loads(answer)
         return found
 
     def _check_open(self) -> None:

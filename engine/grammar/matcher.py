@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLExecutor, LLMatcher
 
+from engine.grammar.counted_text import Counted, CountedText
+from engine.grammar.free_text import CALL
 from engine.grammar.limits import PARSER, GrammarError, shortened
 from engine.grammar.vocabulary import Vocabulary
 
@@ -30,24 +32,39 @@ class Thinking(NamedTuple):
 
 
 class CompiledGrammar:
-    def __init__(self, text: str, vocabulary: Vocabulary) -> None:
-        """`text` was found to be within the limits, see Judge."""
+    def __init__(self, text: str, vocabulary: Vocabulary, counted: Counted | None = None) -> None:
+        """`text` was found to be within the limits, and leaves `counted` to be counted beside it, see Judge."""
         self._start = LLMatcher(vocabulary.tokens, text, limits=PARSER, log_level=0)
         if self._start.is_error():
             raise GrammarError(shortened(self._start.get_error()))
-        self._end_id = vocabulary.end_id
+        self._vocabulary = vocabulary
+        self._counted = {name: texts for name, texts in (counted or {}).items() if texts}
+        self._lengths = vocabulary.text_lengths if self._counted else None
         self._thinking = Thinking(vocabulary.control_id("<think>"), vocabulary.control_id("</think>"))
 
     def matcher(self, begins: Begins, stop_ids: Sequence[int]) -> Matcher:
         """At the beginning of an answer."""
-        return Matcher(self._start.deep_copy(), begins, self._thinking, stop_ids or (self._end_id,), self._end_id)
+        end_id = self._vocabulary.end_id
+        return Matcher(self._start.deep_copy(), self._texts(), begins, self._thinking, stop_ids or (end_id,), end_id)
+
+    def _texts(self) -> CountedText | None:
+        if self._lengths is None:
+            return None
+        return CountedText(self._counted, self._lengths, self._vocabulary.control_id(f"<{CALL}>"))
 
 
 class Matcher:
     def __init__(
-        self, core: LLMatcher, begins: Begins, thinking: Thinking, stop_ids: Sequence[int], end_id: int
+        self,
+        core: LLMatcher,
+        texts: CountedText | None,
+        begins: Begins,
+        thinking: Thinking,
+        stop_ids: Sequence[int],
+        end_id: int,
     ) -> None:
         self._core = core  # has consumed what came behind the thinking
+        self._texts = texts  # so has this
         self._begins = begins
         self._thinking = thinking
         self._stop_ids = stop_ids
@@ -64,13 +81,21 @@ class Matcher:
     @property
     def error(self) -> str | None:
         """Why nothing can follow although the answer is not complete."""
-        return shortened(self._core.get_error()) if self._core.is_error() else None
+        if self._core.is_error():
+            return shortened(self._core.get_error())
+        return None if self._within else "a text has another length than its schema allows"
+
+    @property
+    def _within(self) -> bool:
+        return self._texts is None or self._texts.within
 
     def allows(self, token: int) -> bool:
         if self._may_think and token == self._thinking.open_id:
             return True
         if token in self._stop_ids or token == self._end_id:
             return token in self._stop_ids and self._masked and self._core.is_accepting()
+        if self._texts is not None and not self._texts.allows(token):
+            return False
         return not self._masked or self._core.validate_tokens([token]) == 1
 
     def accept(self, token: int) -> None:
@@ -79,6 +104,8 @@ class Matcher:
             self._inside = True
             self._num_inside += 1
             self._core.consume_token(token)
+            if self._texts is not None:
+                self._texts.accept(token)
         else:
             self._num_before += 1
             self._inside = token == self._thinking.close_id
@@ -90,6 +117,8 @@ class Matcher:
         inside = min(num_tokens, self._num_inside)
         if inside and not self._core.rollback(inside):
             raise ValueError(f"the grammar took no token back: {self.error}")
+        if inside and self._texts is not None:
+            self._texts.rollback(inside)
         self._num_inside -= inside
         self._num_before -= num_tokens - inside
         if num_tokens > inside or (self._num_before == 0 and self._num_inside == 0):
@@ -107,13 +136,15 @@ class Matcher:
 
     def finish(self, row: Words) -> None:
         """Of a row in which, where the grammar speaks, the library's mask stands."""
-        if self._core.is_error():
+        if self._core.is_error() or not self._within:
             row.fill(0)
             return
         if not self._masked:
             row.fill(_ALL)
             self._set(row, self._stop_ids, False)
             return
+        if self._texts is not None:
+            self._texts.cut(row)
         may_end = bool(row[self._end_id // _BITS] >> np.uint32(self._end_id % _BITS) & np.uint32(1))
         self._set(row, (self._end_id,), False)
         if may_end:

@@ -12,6 +12,7 @@ from typing import Any
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
+from engine.grammar.counted_text import Counted
 from engine.grammar.lark import one_of, whole
 from engine.grammar.limits import MAX_TEXT_CHARS, PARSER, GrammarError, shortened
 from engine.grammar.schema import Schema, document, read_json
@@ -22,9 +23,15 @@ _NOTHING_KEPT = 2  # of a function's schema
 _NOTHING_FOLLOWS = "NoExtensionBias"  # the library's word for a grammar that has no text
 
 
-def grammar_text(rule: Mapping[str, Any], vocabulary: Vocabulary) -> str:
-    """`rule`: a struct of engine.wire.grammar as plain values. A GrammarError says what a client did wrong."""
-    text = _WRITERS[rule["type"]](rule, vocabulary)
+def grammar_text(rule: Mapping[str, Any], vocabulary: Vocabulary, counted: Counted | None = None) -> str:
+    """`rule`: a struct of engine.wire.grammar as plain values. A GrammarError says what a client did wrong.
+
+    `counted`: takes up what the grammar leaves to be counted beside it; None: it is whole by itself.
+    """
+    if rule["type"] == "ToolCalls":
+        text = _tool_calls(rule, vocabulary, counted)
+    else:
+        text = _WRITERS[rule["type"]](rule)
     if len(text) > MAX_TEXT_CHARS:
         raise GrammarError(
             f"the grammar must have at most {MAX_TEXT_CHARS} characters when written out, got {len(text)}"
@@ -41,7 +48,7 @@ def check(text: str, vocabulary: Vocabulary) -> None:
         raise GrammarError("nothing satisfies it" if message == _NOTHING_FOLLOWS else message)
 
 
-def _json(rule: Mapping[str, Any], _vocabulary: Vocabulary) -> str:
+def _json(rule: Mapping[str, Any]) -> str:
     return LLMatcher.grammar_from_json_schema(_document(rule))
 
 
@@ -54,17 +61,17 @@ def _document(rule: Mapping[str, Any]) -> str:
     return document(Schema(schema).root)
 
 
-def _regex(rule: Mapping[str, Any], _vocabulary: Vocabulary) -> str:
+def _regex(rule: Mapping[str, Any]) -> str:
     return LLMatcher.grammar_from_lark(f"start: TEXT\nTEXT: {whole(rule['pattern'])}")
 
 
-def _choice(rule: Mapping[str, Any], _vocabulary: Vocabulary) -> str:
+def _choice(rule: Mapping[str, Any]) -> str:
     if not rule["choices"]:
         raise GrammarError("there must be at least 1 choice, got 0")
     return LLMatcher.grammar_from_lark(f"start: TEXT\nTEXT: {one_of(rule['choices'])}")
 
 
-def _context_free(rule: Mapping[str, Any], _vocabulary: Vocabulary) -> str:
+def _context_free(rule: Mapping[str, Any]) -> str:
     text = rule["text"]
     if re.search(r"(?m)^\s*root\s*::=", text):
         try:
@@ -74,14 +81,16 @@ def _context_free(rule: Mapping[str, Any], _vocabulary: Vocabulary) -> str:
     return LLMatcher.grammar_from_lark(text)
 
 
-def _tool_calls(rule: Mapping[str, Any], vocabulary: Vocabulary) -> str:
+def _tool_calls(rule: Mapping[str, Any], vocabulary: Vocabulary, counted: Counted | None) -> str:
     """Strict functions as they are or not at all; of the others as much as can be kept."""
     functions = rule["functions"]
     levels = [0] * len(functions)
     answer = None if rule.get("answer") is None else _document(rule["answer"])
 
     def written(chosen: list[int]) -> str:
-        return LLMatcher.grammar_from_lark(tool_calls_text(rule, vocabulary, chosen, answer))
+        if counted is not None:
+            counted.clear()
+        return LLMatcher.grammar_from_lark(tool_calls_text(rule, vocabulary, chosen, answer, counted))
 
     try:
         text = written(levels)
@@ -106,11 +115,10 @@ def _level(function: Mapping[str, Any], vocabulary: Vocabulary) -> int:
     return _NOTHING_KEPT
 
 
-_WRITERS: dict[str, Callable[[Mapping[str, Any], Vocabulary], str]] = {
+_WRITERS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "JsonObject": _json,
     "JsonSchema": _json,
     "Regex": _regex,
     "Choice": _choice,
     "ContextFree": _context_free,
-    "ToolCalls": _tool_calls,
 }

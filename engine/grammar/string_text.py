@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from engine.grammar.counted_text import Bounds
 from engine.grammar.free_text import quick_beginnings
 from engine.grammar.lark import ANY_TEXT, found_in, one_of
 from engine.grammar.limits import GrammarError
@@ -31,7 +32,7 @@ _FORMATS = {
     "hostname": rf"{_LABEL}(?:\.{_LABEL})*",
     "email": rf"[a-zA-Z0-9_+-]+(?:\.[a-zA-Z0-9_+-]+)*@{_LABEL}(?:\.{_LABEL})+",
 }
-_LENGTH = re.compile(r"\(/\(\?s:\.\{(\d+),(\d*)\}\)/\)")  # as `_Reader` writes it
+_LENGTH = re.compile(r"\(+/\(\?s:\.\{(\d+),(\d*)\}\)/\)+")  # as `_Reader` writes it
 _DEEPEST = 50
 _LONGEST_BOUND = 10_000  # characters; each place in a text whose length is bounded is a state of its own
 
@@ -49,6 +50,12 @@ def quick_texts(expression: str) -> list[str]:
         return []
     least, most = int(found[1]), int(found[2]) if found[2] else None
     return quick_beginnings(most) if most is None or least <= most else []
+
+
+def bounds_of(expression: str | None) -> Bounds | None:
+    """Of a text of which nothing but a length is said, and that it has a limit."""
+    found = _LENGTH.fullmatch(expression or "")
+    return Bounds(int(found[1]), int(found[2])) if found is not None and found[2] else None
 
 
 class _Reader:

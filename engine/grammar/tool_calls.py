@@ -8,14 +8,16 @@ would be cut.) Parameters come in any order, each at most once.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from engine.grammar.counted_text import MOST_LEAST, Bounds, Counted
 from engine.grammar.free_text import BETWEEN, VALUE, WHOLE
 from engine.grammar.lark import ANY_TEXT, literal, one_of
 from engine.grammar.limits import GrammarError
 from engine.grammar.schema import JSON_TYPES, Schema, listed, read_json, type_of
-from engine.grammar.string_text import quick_texts, string_text
+from engine.grammar.string_text import bounds_of, quick_texts, string_text
 from engine.grammar.tool_arguments import Shape, shapes
 from engine.grammar.vocabulary import Vocabulary
 
@@ -40,21 +42,28 @@ _BEGINNINGS = {
     "null": rf"{_SPACE}null",
 }
 _OPENS_PARAMETER = literal('<parameter name="')
+_ANY_STRING = {"type": "string"}
 
 
 def tool_calls_text(
-    rule: Mapping[str, Any], vocabulary: Vocabulary, levels: Sequence[int], answer: str | None = None
+    rule: Mapping[str, Any],
+    vocabulary: Vocabulary,
+    levels: Sequence[int],
+    answer: str | None = None,
+    counted: Counted | None = None,
 ) -> str:
     """`levels`: how much of each function's schema is kept. 0: all of it; 1: what the library can; 2: nothing.
 
     `answer`: the schema of what may come in place of calls, as a document of its own.
+    `counted`: takes up the texts whose length is to be counted beside the automaton; None: it counts them itself.
     """
     functions = rule["functions"]
     if not functions:
         raise GrammarError("there must be at least 1 function that may be called, got 0")
     writer = _Writer()
+    names = Counter(function["name"] for function in functions)
     heads = [
-        writer.function(number, function, level)
+        writer.function(number, function, level, counted if names[function["name"]] == 1 else None)
         for number, (function, level) in enumerate(zip(functions, levels, strict=True))
     ]
     opens, closes = (f"<[{vocabulary.control_id(name)}]>" for name in (_OPEN, _CLOSE))
@@ -93,7 +102,7 @@ class _Writer:
         self._json: dict[str, str] = {}  # document → its rule
         self._texts: dict[str, str] = {}  # expression → the name that its rules begin with
 
-    def function(self, number: int, function: Mapping[str, Any], level: int) -> str:
+    def function(self, number: int, function: Mapping[str, Any], level: int, counted: Counted | None) -> str:
         """The alternatives for it, from its name on."""
         _check_name(function["name"], "function")
         head = literal(function["name"] + _BEHIND_NAME)
@@ -106,16 +115,20 @@ class _Writer:
         if not isinstance(schema.root, dict):
             raise GrammarError(f"the parameters of {function['name']} must be described by an object")
         heads = []
-        for place, shape in enumerate(shapes(schema, strict=level == 0)):
+        found = shapes(schema, strict=level == 0)
+        texts = None if counted is None or len(found) > 1 else counted.setdefault(function["name"], {})
+        for place, shape in enumerate(found):
             if not shape.schemas:
                 heads.append(f"{head} {literal('</invoke>')}")
                 continue
             prefix = f"f{number}_{place}"
-            self.lines += self._arguments(prefix, schema, shape, lenient=level == 1)
+            self.lines += self._arguments(prefix, schema, shape, level == 1, texts)
             heads.append(f"{head} {prefix}_first::0")
         return " | ".join(heads)
 
-    def _arguments(self, prefix: str, schema: Schema, shape: Shape, lenient: bool) -> list[str]:
+    def _arguments(
+        self, prefix: str, schema: Schema, shape: Shape, lenient: bool, texts: dict[str, Bounds] | None
+    ) -> list[str]:
         order = sorted(shape.schemas, key=lambda name: name not in shape.required)
         num_required = len(shape.required)
         if num_required > _TRACKED:
@@ -128,7 +141,11 @@ class _Writer:
         for place, name in enumerate(order):
             _check_name(name, "parameter")
             given, free = (f"set_bit({place})", f" %if bit_clear({place})") if place < _TRACKED else ("_", "")
-            for behind, body, ending in self._values(schema, shape.schemas[name], lenient):
+            part = shape.schemas[name][0] if len(shape.schemas[name]) == 1 else {"allOf": list(shape.schemas[name])}
+            if texts is not None and (bounds := _counted_bounds(schema, part, lenient)) is not None:
+                texts[name] = bounds
+                part = _ANY_STRING
+            for behind, body, ending in self._values(schema, part, lenient):
                 endings[ending] = None
                 names.append(f"{literal(name + behind)} {body} {prefix}_{ending}::{given}{free}")
         return [
@@ -137,9 +154,8 @@ class _Writer:
             *(f"{prefix}_{one}::_: {one}_end{done} | {one}_more {prefix}_name::_{left}" for one in endings),
         ]
 
-    def _values(self, schema: Schema, parts: tuple[Any, ...], lenient: bool) -> list[tuple[str, str, str]]:
+    def _values(self, schema: Schema, part: Any, lenient: bool) -> list[tuple[str, str, str]]:
         """What stands behind the parameter's name: what is literal, the body, and the name of what ends it."""
-        part = parts[0] if len(parts) == 1 else {"allOf": list(parts)}
         types = schema.types(part)
         text = string_text(schema, part, lenient)
         others = [name for name in JSON_TYPES if name in types and not (name == "integer" and "number" in types)]
@@ -185,6 +201,14 @@ class _Writer:
                 f"{name}_more{lazy}: {terminal}_MORE",
             ]
         return self._texts[expression]
+
+
+def _counted_bounds(schema: Schema, part: Any, lenient: bool) -> Bounds | None:
+    """Of text of which nothing but a length is said."""
+    if schema.types(part) != {"string"} or _scalars(part, frozenset({"string"})) is not None:
+        return None
+    bounds = bounds_of(string_text(schema, part, lenient))
+    return bounds if bounds is not None and bounds.least <= min(MOST_LEAST, bounds.most) else None
 
 
 def _scalars(part: Any, types: frozenset[str]) -> list[str] | None:

@@ -6,11 +6,13 @@ Read from the folder's tokenizer.json. Knows nothing of grammars.
 from __future__ import annotations
 
 import json
+from functools import cached_property
 from pathlib import Path
 
 from llguidance import LLTokenizer
 
 from engine.grammar.free_text import TOKEN_CLASSES
+from engine.grammar.text_lengths import TextLengths
 
 _END_OF_TEXT = "<|endoftext|>"
 
@@ -26,6 +28,11 @@ class Vocabulary:
         self.size: int = self.tokens.vocab_size
         if self.size != vocab_size:
             raise ValueError(f"the tokenizer must have at most {vocab_size} tokens, got {self.size}")
+
+    @cached_property
+    def text_lengths(self) -> TextLengths:
+        """Takes some tenths of a second for a large vocabulary."""
+        return TextLengths(self.tokens)
 
     def control_id(self, name: str) -> int:
         if name not in self._control:

@@ -39,7 +39,7 @@ class Grammars:
         self._all_judges = [Judge(folder, vocab_size) for _ in range(_NUM_JUDGES)]
         for judge in self._all_judges:
             self._judges.put(judge)
-        self._vocabulary = self._threads.submit(Vocabulary, folder, vocab_size)
+        self._vocabulary = self._threads.submit(_vocabulary, folder, vocab_size)
         self._cache = Cache()
         self._threads.submit(self._warm)
 
@@ -89,12 +89,18 @@ class Grammars:
             raise BusyError("too many others are being compiled; it may be sent again")
         judge = self._judges.get()
         try:
-            text = judge.text_of(msgspec.to_builtins(rule))
-            return CompiledGrammar(text, self._vocabulary.result())
+            text, counted = judge.counted_text_of(msgspec.to_builtins(rule))
+            return CompiledGrammar(text, self._vocabulary.result(), counted)
         except GrammarError as error:
             return error
         finally:
             self._judges.put(judge)
+
+
+def _vocabulary(folder: Path, vocab_size: int) -> Vocabulary:
+    vocabulary = Vocabulary(folder, vocab_size)
+    _ = vocabulary.text_lengths  # now, and not while requests are served
+    return vocabulary
 
 
 def _compiled(submit: Submit, ended: Future[tuple[Matcher, ...]]) -> Compiled:

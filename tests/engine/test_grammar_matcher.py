@@ -27,6 +27,10 @@ TOOLS = {
     "type": "ToolCalls",
     "functions": [{"name": "f", "parameters": '{"properties": {"x": {"type": "string"}, "n": {"type": "integer"}}}'}],
 }
+BOUNDED = {
+    "type": "ToolCalls",
+    "functions": [{"name": "f", "parameters": '{"properties": {"x": {"type": "string", "maxLength": 9}}}'}],
+}
 
 
 def matcher_of(rule: dict[str, Any], begins: Begins = "now", stops: tuple[int, ...] = STOPS) -> Matcher:
@@ -108,7 +112,7 @@ def test_a_token_that_was_not_allowed_ends_in_an_error_without_any_token() -> No
 
 
 @pytest.mark.parametrize("begins", ["now", "behind_thinking", "in_thinking"])
-@pytest.mark.parametrize("rule", [CHOICE, TOOLS, {"type": "JsonObject"}])
+@pytest.mark.parametrize("rule", [CHOICE, TOOLS, BOUNDED, {"type": "JsonObject"}])
 def test_taking_tokens_back_leaves_no_trace(rule: dict[str, Any], begins: Begins) -> None:
     """A random walk that goes back and forth has the masks of one that went straight."""
     rng = random.Random(f"{rule['type']} {begins}")
@@ -143,10 +147,11 @@ def test_more_tokens_than_there_were_cannot_be_taken_back() -> None:
         matcher.rollback(2)
 
 
-def test_what_is_allowed_is_what_the_mask_says() -> None:
+@pytest.mark.parametrize("rule", [TOOLS, BOUNDED])
+def test_what_is_allowed_is_what_the_mask_says(rule: dict[str, Any]) -> None:
     rng = random.Random(5)
     for begins in ("now", "behind_thinking", "in_thinking"):
-        matcher = matcher_of(TOOLS, begins)  # type: ignore[arg-type]
+        matcher = matcher_of(rule, begins)  # type: ignore[arg-type]
         for _ in range(20):
             mask = allowed(matcher)
             others = set(rng.sample(range(VOCAB_SIZE), 50)) - set(mask)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from engine.grammar.counted_text import Counted
 from engine.grammar.matcher import CompiledGrammar, Masks, Matcher, Words
 from engine.grammar.rules import grammar_text
 from engine.grammar.vocabulary import Vocabulary
@@ -63,7 +64,8 @@ def _masks() -> Masks:
 
 
 def compiled(rule: dict[str, Any]) -> CompiledGrammar:
-    return CompiledGrammar(grammar_text(rule, vocabulary()), vocabulary())
+    counted: Counted = {}
+    return CompiledGrammar(grammar_text(rule, vocabulary(), counted), vocabulary(), counted)
 
 
 def ids_of(text: str) -> list[int]:
