@@ -100,7 +100,7 @@ class CodedOps(NamedTuple):
 
 
 class SingleOps(NamedTuple):
-    """What a step of one new token of one sequence is made of, beside plain products (`engine.model.single`)."""
+    """What a step of few new tokens of one sequence is made of, beside plain products (`engine.model.single`)."""
 
     choose_experts: Callable[[Any, Any, Routing], tuple[Any, Any]]  # NumPy's arrays
     index_read: Callable[[IndexCache, IndexAddresses], Tensor]
@@ -128,7 +128,7 @@ class Ops(NamedTuple):
     key_mask: Callable[[Tensor, int], Tensor] | None = None  # None: prompts attend to chosen rows by their addresses
     paged: PagedOps | None = None  # None: all steps are made of those above
     fp8: Fp8Ops | None = None  # None: FP8 weights are widened as they are loaded
-    single: SingleOps | None = None  # None: a single token is computed like any others
+    single: SingleOps | None = None  # None: a single sequence is computed like any others
 
 
 _REFERENCE = Ops(

@@ -37,3 +37,4 @@ class ForwardContext:
     swa_table: Tensor
     homes: Sequence[int] | None = None  # [sequences], ranks that attend for them; None: this one does for all
     ranks: AllRanks | None = None  # where this is one rank's part of a step
+    one_sequence: bool = False  # decodes that are consecutive tokens of one sequence: its last and its drafts

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.config.engine import MAX_SPECULATIVE_TOKENS
 from engine.config.model import FP8_TILE, LayerKind, ModelConfig
 from engine.kernels.ops import Norm, Normed, Ops
 from engine.model.blocks import Weights, turned, turns_table
@@ -21,7 +22,7 @@ from engine.model.mlp import DenseMlp
 from engine.model.moe import MoeMlp
 from engine.model.paged_decode import PagedDecode, dsa_decode, swa_decode
 from engine.model.ranks import Ranks, Spread
-from engine.model.single import SingleLayer, SingleToken, buffers_of
+from engine.model.single import SingleLayer, SingleSequence, States, dsa_buffers, swa_buffers
 from engine.model.single_attention import Buffers, RowNorm
 from engine.model.step import GroupStep, dsa_step, swa_step
 
@@ -66,9 +67,12 @@ class Layer:
             return self._attention.decode(residual, x, step, cache)
         return self._attention.add_to(residual, x, step, cache)
 
-    def single(self, buffers: Buffers) -> SingleLayer:
-        (attention_norm,), (mlp_norm,) = RowNorm.each(self._attention_norm), RowNorm.each(self._mlp_norm)
-        attention, mlp = self._attention.single(buffers), self._mlp.single()
+    def single(self, buffers: Buffers, states: States) -> SingleLayer:
+        """The same for the few new tokens of one sequence, whose `states` are."""
+        attention_norm, mlp_norm = (
+            RowNorm.of(norm, states.rows, states.normed) for norm in (self._attention_norm, self._mlp_norm)
+        )
+        attention, mlp = self._attention.single(buffers), self._mlp.single(len(states.rows))
         return SingleLayer(self.kind, self.place, attention_norm, mlp_norm, attention, mlp)
 
     def write(self, hidden: Tensor, turns: Tensor, addresses: Tensor, cache: LayerCache) -> None:
@@ -115,7 +119,8 @@ class TextModel:
         self._dsa_turns = turns_table(config.dsa.theta, config.dsa.rope, positions, device)
         self._swa_turns = turns_table(config.swa.theta, config.swa.rope, positions, device)
         alone = ranks is None and ops.single is not None and self.dtype == torch.float32 and device.type == "cpu"
-        self._single = self._make_single() if alone else None
+        counts = range(1, 2 + MAX_SPECULATIVE_TOKENS) if alone else ()
+        self._singles = {tokens: self._make_single(tokens) for tokens in counts}
 
     @property
     def device(self) -> torch.device:
@@ -139,8 +144,8 @@ class TextModel:
         Of ranks that attend for their own sequences each has its own tokens, and gets the states of all, rank by rank.
         """
         hidden = tokens if tokens.is_floating_point() else self.embed(tokens)
-        if self._single is not None and ctx.num_decodes == len(ctx.seq_lens) == 1 and self._single.fits(pool):
-            return self._single.forward(hidden, ctx, pool, on_layer)
+        if (single := self._single_for(ctx, pool)) is not None:
+            return single.forward(hidden, ctx, pool, on_layer)
         spread = None
         if ctx.ranks is not None:
             assert self._ranks is not None
@@ -172,11 +177,20 @@ class TextModel:
             "swa": swa_step(ctx, pool.swa_latent, self.config, next(turns)),
         }
 
-    def _make_single(self) -> SingleToken:
-        buffers = buffers_of(self.config)
-        layers = [layer.single(buffers[layer.kind]) for layer in self._layers]
+    def _make_single(self, tokens: int) -> SingleSequence:
+        buffers = {"dsa": dsa_buffers(self.config, tokens), "swa": swa_buffers(self.config, tokens)}
+        states = States(tokens, self.config.hidden)
+        layers = [layer.single(buffers[layer.kind], states) for layer in self._layers]
         turns: dict[LayerKind, Tensor] = {"dsa": self._dsa_turns, "swa": self._swa_turns}
-        return SingleToken(self.config, layers, buffers, self._norm, turns)
+        return SingleSequence(self.config, layers, buffers, states, self._norm, turns)
+
+    def _single_for(self, ctx: ForwardContext, pool: KvPool) -> SingleSequence | None:
+        """What computes this step, if it is one of few tokens of one sequence."""
+        tokens = len(ctx.seq_lens)
+        if ctx.num_decodes < tokens or not (tokens == 1 or ctx.one_sequence):
+            return None
+        single = self._singles.get(tokens)
+        return single if single is not None and single.fits(ctx, pool) else None
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

@@ -86,7 +86,7 @@ class Indexer:
         return RowList(prefill.addresses[chosen], prefill.bias)
 
     def single(self, products: Tensor, q_latent: Tensor) -> SingleIndexer:
-        """The same for one new token of one sequence, where all weights are plain and fp32."""
+        """The same for the few new tokens of one sequence, where all weights are plain and fp32."""
         config, wq_b = self._config, self.wq_b.plain
         assert wq_b is not None
         weights = IndexerWeights(wq_b, self._key_norm, config.heads, self._rope, config.top_k, self._scale)

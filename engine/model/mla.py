@@ -111,7 +111,7 @@ class Attention:
         return write(latents, self._norm, step.turns, step.slots, cache.pages, cache.latent, keys)
 
     def single(self, buffers: Buffers) -> SingleAttention:
-        """The same for one new token of one sequence, where all weights are plain and fp32."""
+        """The same for the few new tokens of one sequence, where all weights are plain and fp32."""
         q_b, first, last = self._q_b.plain, self._input.plain, self._output.plain
         assert q_b is not None
         assert first is not None

@@ -34,8 +34,8 @@ class DenseMlp:
         self._down = Linear(weights, [Part(f"{prefix}.{parts.down}.weight", hidden)], inter, ops)
         self._ops = ops
 
-    def single(self) -> SingleMlp:
-        return SingleMlp(self.plain())
+    def single(self, tokens: int) -> SingleMlp:
+        return SingleMlp(self.plain(), tokens)
 
     def plain(self) -> MlpWeights:
         gate_up, down = self._gate_up.plain, self._down.plain

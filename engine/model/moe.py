@@ -43,13 +43,13 @@ class MoeMlp:
             self._experts = take_experts(weights, f"{prefix}.experts", numbers, hidden, moe.inter)
         self._shared = DenseMlp(weights, shared, hidden, moe.shared_inter, ops)
 
-    def single(self) -> SingleMoe:
-        """The same for one new token of one sequence, where all weights are plain and fp32."""
+    def single(self, tokens: int) -> SingleMoe:
+        """The same for so many new tokens of one sequence, where all weights are plain and fp32."""
         assert isinstance(self._experts, Experts)
         assert self._ops.single is not None
         assert self._shared is not None
         weights = MoeWeights(self._router.T, self._bias, self._routing, self._experts, self._shared.plain())
-        return SingleMoe(weights, self._ops.single)
+        return SingleMoe(weights, self._ops.single, tokens)
 
     def add_to(self, residual: Tensor, x: Tensor | Normed) -> Tensor:
         rows = plain_rows(x)

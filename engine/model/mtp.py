@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.config.engine import MAX_SPECULATIVE_TOKENS
 from engine.config.model import ModelConfig
 from engine.kernels.ops import Ops
 from engine.model.blocks import Weights, turns_table
@@ -22,6 +23,8 @@ from engine.model.kv_pool import KvPool, LatentRows
 from engine.model.linear import Linear, Part
 from engine.model.mla import LayerCache
 from engine.model.paged_decode import swa_decode
+from engine.model.single import States, swa_buffers
+from engine.model.single_drafter import DrafterWeights, SingleDrafter
 from engine.model.step import swa_step
 
 
@@ -41,11 +44,17 @@ class Drafter:
         positions = max_positions or config.max_position_embeddings
         device = self._embedding.device
         self._turns_table = turns_table(config.swa.theta, config.swa.rope, positions, device)
+        alone = ops.single is not None and self._embedding.dtype == torch.float32 and device.type == "cpu"
+        counts = range(1, 2 + MAX_SPECULATIVE_TOKENS) if alone else ()
+        self._singles = {count: self._make_single(count) for count in counts}
 
     @torch.inference_mode()
     def write(self, tokens: Tensor, positions: Tensor, hidden: Tensor, slots: Tensor, pool: KvPool) -> None:
         """The cache rows of `positions`. `tokens` [rows]: the next ones; `hidden` [rows, hidden]: the text model's."""
         rows = _rows_of(pool)
+        if (single := self._single_for(len(tokens), rows)) is not None:
+            single.write(tokens, positions, hidden, slots, rows)
+            return
         self._layer.write(
             self._joined(tokens, positions, hidden), self._turns(positions), rows.of_slots(slots), _cache(rows)
         )
@@ -57,6 +66,8 @@ class Drafter:
         `ctx` is of decodes; slots and table of its sliding window are those of the drafts.
         """
         rows = _rows_of(pool)
+        if len(tokens) == 1 and (single := self._single_for(1, rows)) is not None:
+            return single.forward(tokens, hidden, ctx, rows)
         turns = self._turns(ctx.positions)
         step = swa_step(ctx, rows, self._config, turns) if self._ops.paged is None else swa_decode(ctx, rows, turns)
         x = self._layer.forward(self._joined(tokens, ctx.positions, hidden), step, _cache(rows))
@@ -66,6 +77,18 @@ class Drafter:
         embedded = F.embedding(tokens, self._embedding).masked_fill((positions == 0).unsqueeze(1), 0.0)
         pair = (self._ops.rms_norm(embedded, self._token_norm), self._ops.rms_norm(hidden, self._hidden_norm))
         return self._join(torch.cat(pair, dim=-1))
+
+    def _make_single(self, count: int) -> SingleDrafter:
+        config, join = self._config, self._join.plain
+        assert join is not None
+        assert config.swa.window is not None
+        norms = (self._token_norm, self._hidden_norm)
+        weights = DrafterWeights(self._embedding, *norms, join, self._norm, self._turns_table)
+        buffers, states = swa_buffers(config, count), States(count, config.hidden)
+        return SingleDrafter(weights, self._layer.single(buffers, states), buffers, states, config.swa.window)
+
+    def _single_for(self, count: int, rows: LatentRows) -> SingleDrafter | None:
+        return self._singles.get(count) if rows.rows.dtype == torch.float32 else None
 
     def _turns(self, positions: Tensor) -> Tensor:
         return self._turns_table.index_select(0, positions).unsqueeze(1)

@@ -250,4 +250,5 @@ def _context(
         dsa_table=tensor(inputs.dsa_table),
         swa_table=tensor(inputs.swa_table),
         homes=[item.home for item in batch.items for _ in range(1 + item.num_drafts)] if homes > 1 else None,
+        one_sequence=len(batch.items) == 1,
     )

@@ -59,8 +59,8 @@ class Paged:
     def slots(self, positions: Tensor) -> Tensor:
         return self._table[positions // 4].long() * 4 + positions % 4
 
-    def write(self, tokens: Tensor, hidden: Tensor) -> None:
-        positions = torch.arange(len(tokens))
+    def write(self, tokens: Tensor, hidden: Tensor, start: int = 0) -> None:
+        positions = torch.arange(start, start + len(tokens))
         if len(tokens):
             self._drafter.write(tokens, positions, hidden, self.slots(positions), self.pool)
 
@@ -82,6 +82,17 @@ def test_a_row_behind_written_ones_gives_the_reference_states(twins: Twins, posi
     paged.write(twins.tokens[:position], twins.hidden[:position])
     ours = paged.forward(twins.tokens[position], twins.hidden[position], position)
     assert_close(ours, twins.reference(twins.tokens[: position + 1], twins.hidden[: position + 1])[-1])
+
+
+@torch.no_grad()
+def test_rows_that_are_written_few_at_a_time_are_those_of_a_long_write(twins: Twins) -> None:
+    paged = Paged(twins)
+    start = 0
+    for count in (1, 4, 3, 2, 4, 4):
+        paged.write(twins.tokens[start : start + count], twins.hidden[start : start + count], start)
+        start += count
+    ours = paged.forward(twins.tokens[start], twins.hidden[start], start)
+    assert_close(ours, twins.reference(twins.tokens[: start + 1], twins.hidden[: start + 1])[-1])
 
 
 @torch.no_grad()

@@ -1,5 +1,6 @@
-"""A step of one new token of one sequence: the same as with the operations for any step, whatever its length."""
+"""A step of few new tokens of one sequence: the same as with the operations for any step, whatever its length."""
 
+from itertools import cycle
 from typing import NamedTuple
 
 import pytest
@@ -51,6 +52,21 @@ def test_every_step_equals_that_of_the_general_operations(both: Both, layout: st
     runs = [PagedRun(model, layout=layout) for model in both]
     for mine, general in zip(*(decoded(run, ids()) for run in runs), strict=True):
         torch.testing.assert_close(mine, general, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("layout", ["cpu", "cuda"])
+@pytest.mark.parametrize("counts", [(2,), (3,), (4,), (4, 1, 2, 3)], ids=str)
+def test_so_does_one_of_a_token_and_its_drafts(both: Both, layout: str, counts: tuple[int, ...]) -> None:
+    mine, general = (PagedRun(model, layout=layout) for model in both)
+    for run in (mine, general):
+        run.step({0: ids()[:NUM_PROMPT]})
+    left = ids()[NUM_PROMPT:]
+    for count in cycle(counts):
+        new, left = left[:count], left[count:]
+        if not new:
+            break
+        hidden = [run.step({0: new}, apart=True)[0] for run in (mine, general)]
+        torch.testing.assert_close(*hidden, rtol=0, atol=2e-5)
 
 
 def test_it_goes_on_where_others_have_written_and_others_go_on_where_it_has(both: Both) -> None:

@@ -136,7 +136,7 @@ class ForcedChoices:
         return self._route(x, weight, overwhelming, routing._replace(groups=1))
 
     def _choose_experts(self, scores: np.ndarray, bias: np.ndarray, routing: Routing) -> tuple[np.ndarray, np.ndarray]:
-        (experts,) = next(self._expert_calls).numpy()
-        overwhelming = np.zeros_like(bias)
-        overwhelming[experts] = 10.0
+        experts = next(self._expert_calls).numpy()
+        overwhelming = np.zeros((len(scores), len(bias)), np.float32)
+        np.put_along_axis(overwhelming, experts, 10.0, axis=1)
         return choose_experts(scores, overwhelming, routing._replace(groups=1))

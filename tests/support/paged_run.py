@@ -68,11 +68,12 @@ class PagedRun:
         *,
         prefill: frozenset[int] = frozenset(),
         embedded: bool = False,
+        apart: bool = False,
     ) -> dict[int, Tensor]:
         """Runs these tokens of these sequences → final hidden states of each, by sequence.
 
         A sequence with one token is a decode if it has tokens before, unless named in `prefill`. `embedded`: the model
-        is given embeddings instead of ids.
+        is given embeddings instead of ids. `apart`: the tokens of the only sequence are a decode each, as drafts are.
         """
         decodes = [s for s, ids in new.items() if len(ids) == 1 and self._of(s).tokens and s not in prefill]
         order = decodes + [s for s in new if s not in decodes]
@@ -87,20 +88,28 @@ class PagedRun:
             for group in self.plan.groups:
                 self._grow(sequence, group)
         owners = [name for name in order for _ in new[name]]
+        num_decodes = len(decodes)
+        if apart:
+            (name,) = new
+            order, num_decodes = [name] * len(ids), len(ids)
+            starts, lens = list(range(len(ids) + 1)), [position + 1 for position in positions]
         context = ForwardContext(
             positions=torch.tensor(positions, device=self.model.device),
             query_starts=starts,
             seq_lens=lens,
-            num_decodes=len(decodes),
+            num_decodes=num_decodes,
             dsa_slots=self._slots("dsa", owners, positions),
             swa_slots=self._slots("swa", owners, positions),
             dsa_table=self._table("dsa", order),
             swa_table=self._table("swa", order),
+            one_sequence=apart,
         )
         tokens = torch.tensor(ids, device=self.model.device)
         hidden = self.model.forward(self.model.embed(tokens) if embedded else tokens, context, self.pool)
-        for name in order:
+        for name in new:
             self._leave_window(self._of(name))
+        if apart:
+            return {name: hidden}
         return {name: hidden[start:end] for name, start, end in zip(order, starts, starts[1:], strict=False)}
 
     def end(self, name: int) -> None:
