@@ -147,14 +147,22 @@ def _split_reasoning(text: str) -> tuple[str, str]:
 
 
 def _split_parts(parts: Sequence[Any]) -> tuple[str, Sequence[Any]]:
-    """Content parts split as their joined text would be; media among them keep their place before the rest."""
+    """Content parts split as their joined text would be; media amid the reasoning stand behind it."""
     texts = [part if isinstance(part, str) else part.get("text") or "" for part in parts]
     joined = "".join(texts)
     if "</think>" not in joined:
         return "", parts
-    reasoning, rest = _split_reasoning(joined)
-    media = [part for part, text in zip(parts, texts, strict=True) if not text]
-    return reasoning, [*media, rest]
+    left = joined.index("</think>") + len("</think>")  # of the text, until the answer begins
+    answer: list[Any] = []
+    begun = False
+    for part, text in zip(parts, texts, strict=True):
+        begun = begun or (not text and left <= 0)
+        kept = text[max(left, 0) :] if begun else text[max(left, 0) :].lstrip("\n")
+        begun = begun or bool(kept)
+        left -= len(text)
+        if kept or not text:
+            answer.append(kept or part)
+    return _split_reasoning(joined)[0], answer
 
 
 def _with_parsed_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
