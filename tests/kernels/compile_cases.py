@@ -165,11 +165,11 @@ def queries_case(dsa: bool, tokens: int) -> None:
     absorb_queries.absorb_queries(bf16(tokens, heads, nope + 64), bf16(heads, nope, rank), turns, index)
 
 
-def values_case(dsa: bool, coded: bool) -> None:
+def values_case(dsa: bool, coded: bool, tokens: int, splits: int) -> None:
     heads, rank = (128, 512) if dsa else (64, 1024)
-    attended = mla_decode.Attended(torch.zeros(32, 2, heads, rank), torch.zeros(32, 2, heads))
+    attended = mla_decode.Attended(torch.zeros(tokens, splits, heads, rank), torch.zeros(tokens, splits, heads))
     function = mla_values.quantised_mla_values if coded else mla_values.mla_values
-    function(attended, bf16(heads, rank, 128), bf16(32, heads))
+    function(attended, bf16(heads, rank, 128), bf16(tokens, heads))
 
 
 def small_case() -> None:
@@ -221,8 +221,9 @@ CASES: dict[str, Callable[[], None]] = {
     "mla_prefill of chosen keys": lambda: prefill_case(128, 128, None, chosen=True),
     "absorb_queries": lambda: queries_case(True, 32),
     "absorb_queries of a prompt": lambda: queries_case(False, 100),
-    "mla_values": lambda: values_case(True, coded=True),
-    "mla_values in bfloat16": lambda: values_case(False, coded=False),
+    "mla_values": lambda: values_case(True, coded=True, tokens=32, splits=2),
+    "mla_values of one token": lambda: values_case(True, coded=True, tokens=1, splits=32),
+    "mla_values in bfloat16": lambda: values_case(False, coded=False, tokens=32, splits=2),
     "sample": lambda: sample.sample(torch.zeros(32, 152_064), torch.zeros(32, 3, dtype=torch.int32)),
     "sample of the likeliest": lambda: sample.sample(torch.zeros(32, 152_064), None),
     "elementwise": small_case,
@@ -236,6 +237,7 @@ EVERY_KERNEL = (
     *("latent_write", "swa_mla_decode of FP8 rows", "indexer_logits", "topk_select", "moe_route", "moe_gemm"),
     *("read_latents", "fp8_gemm", "mla_prefill of chosen keys", "absorb_queries", "mla_values", "elementwise"),
     *("rms_norm", "combine", "sample"),
+    *("indexer_logits of a prompt", "topk_select of short rows", "mla_values of one token"),
 )
 
 
@@ -260,6 +262,7 @@ def main(target: str, names: list[str]) -> None:
         CASES[name]()
         for one in driver.compiled[before:]:
             facts = f"{one.warps} warps, {one.shared_bytes} bytes shared, {resources(one)}"
+            facts += ", starts early" if one.starts_early else ""
             print(f"{name}: {one.name}: {facts}; {time.perf_counter() - began_s:.1f} s", flush=True)
 
 

@@ -33,6 +33,7 @@ class Compiled(NamedTuple):
     binary: bytes
     warps: int
     shared_bytes: int
+    starts_early: bool
 
 
 class FakeDriver(DriverBase):
@@ -70,7 +71,8 @@ class FakeDriver(DriverBase):
         return lambda *_: None
 
     def _load(self, name: str, binary: bytes, shared: int, _device: int) -> tuple[Any, ...]:
-        self.compiled.append(Compiled(name, binary, self._metadata.num_warps, shared))
+        early = getattr(self._metadata, "launch_pdl", False)
+        self.compiled.append(Compiled(name, binary, self._metadata.num_warps, shared, early))
         return None, None, 0, 0, 1024
 
 

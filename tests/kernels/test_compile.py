@@ -45,6 +45,7 @@ def every_kernel() -> Iterator[dict[str, subprocess.Popen[str]]]:
 def test_one_launch_of_every_kernel(target: str, every_kernel: dict[str, subprocess.Popen[str]]) -> None:
     output = output_of(every_kernel[target])
     assert {line.partition(":")[0] for line in output.splitlines()} == set(EVERY_KERNEL)
+    assert ("starts early" in output) == (target == "sm_90")
 
 
 @pytest.mark.slow

@@ -91,7 +91,7 @@ def test_index_queries_with_halves_apart(device: str) -> None:
     assert torch.equal(index[..., 16:], before[..., 16:])
 
 
-@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("splits", [1, 3, 11])
 @pytest.mark.parametrize("coded", [True, False])
 @pytest.mark.parametrize("tokens", [1, 19])
 def test_values(device: str, tokens: int, coded: bool, splits: int) -> None:
