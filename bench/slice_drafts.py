@@ -33,7 +33,7 @@ from engine.model.mtp import Drafter
 from engine.runtime.draft_graphs import DraftGraphs
 from engine.runtime.drafted import DraftedSteps
 from engine.runtime.drafts import Drafts
-from engine.runtime.graphs import DecodeGraphs, GpuRecorder
+from engine.runtime.graphs import DecodeGraphs, GpuRecorder, Stepped
 from engine.runtime.runner import Runner
 from engine.runtime.sampler import Sampler
 from engine.sched.scheduler import Scheduler
@@ -75,11 +75,11 @@ class Clock:
 class TimedSteps(DecodeGraphs):
     clock: Clock
 
-    def forward(self, tokens: Tensor, ctx: Any) -> Tensor:
+    def step(self, token_ids: Any, ctx: Any, draws: Any) -> Stepped:
         self.clock.mark("model")
-        hidden = super().forward(tokens, ctx)
+        stepped = super().step(token_ids, ctx, draws)
         self.clock.mark("between")
-        return hidden
+        return stepped
 
 
 class TimedDrafts(DraftGraphs):

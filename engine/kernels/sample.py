@@ -3,7 +3,10 @@
 That is a draw from softmax(logits / temperature), since −log E is a standard Gumbel number; at temperature 0 it is the
 plain argmax. E depends on the row's two keys and the token alone, by the hash of `engine.runtime.noise`. Two launches:
 the best of each stretch of the vocabulary, then the best of those; of equal tokens the lowest. Filters come before it,
-as logits of −inf; NaN counts as that.
+as logits of −inf; NaN counts as that. Logits are read as the head wrote them, and widened there.
+
+Ids of recorded steps are written to and read from a list that both of two steps in turn share: `known_ids` is how a
+step begins with what the one before it drew.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ def _best_of_stretch(
 ):  # fmt: skip
     row, stretch = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = stretch * STRETCH + tl.arange(0, STRETCH)
-    score = tl.load(logits + row * logits_stride + token, mask=token < VOCAB, other=NEVER)
+    score = tl.load(logits + row * logits_stride + token, mask=token < VOCAB, other=NEVER).to(tl.float32)
     if DRAWN:
         temperature = tl.load(draws + row * 3 + 2).to(tl.float32, bitcast=True)
         if temperature > 0:
@@ -53,31 +56,55 @@ def _best_of_stretch(
 
 
 @triton.jit
-def _best_of_row(scores, tokens, chosen, stretches, BLOCK: tl.constexpr):
+def _best_of_row(scores, tokens, chosen, first, stretches, LISTED: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     stretch = tl.arange(0, BLOCK)
     real = stretch < stretches
     score = tl.load(scores + row * stretches + stretch, mask=real, other=NEVER)
     token = tl.load(tokens + row * stretches + stretch, mask=real, other=NO_TOKEN)
     best = tl.min(tl.where(score == tl.max(score, 0), token, NO_TOKEN), 0)
-    tl.store(chosen + row, best.to(tl.int64))
+    place = row
+    if LISTED:
+        place += tl.load(first)
+    tl.store(chosen + place, best.to(tl.int64))
 
 
-def sample(logits: Tensor, draws: Tensor | None) -> Tensor:
-    """logits: fp32 [rows, vocab]; draws: int32 [rows, 3], both keys and the bits of an fp32 temperature, 0 for the
-    plain argmax; None: of all rows → ids [rows]."""
+@triton.jit
+def _known_ids(given, drawn, ids, count, BLOCK: tl.constexpr):
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    real = place < count
+    token = tl.load(given + place, mask=real, other=0)
+    last = tl.load(drawn + (-1 - token), mask=real & (token < 0), other=0)
+    tl.store(ids + place, tl.where(token < 0, last, token), mask=real)
+
+
+def known_ids(given: Tensor, drawn: Tensor) -> Tensor:
+    """given: int64 [rows], ids, or −1 for the first id of `drawn`, −2 for the second, and so on → ids [rows]."""
+    if given.dtype != torch.int64 or drawn.dtype != torch.int64 or not given.is_contiguous():
+        raise ValueError(f"ids must be int64 and contiguous, got {given.dtype}, {drawn.dtype}, {given.stride()}")
+    ids = torch.empty_like(given)
+    block = min(1024, triton.next_power_of_2(len(given)))
+    _known_ids[(triton.cdiv(len(given), block),)](given, drawn, ids, len(given), block, num_warps=1)
+    return ids
+
+
+def sample(logits: Tensor, draws: Tensor | None, drawn: Tensor | None = None, first: Tensor | None = None) -> Tensor:
+    """logits: fp32 or bf16 [rows, vocab]; draws: int32 [rows, 3], both keys and the bits of an fp32 temperature, 0 for
+    the plain argmax; None: of all rows → ids [rows]. With `drawn`, int64, they are written there from `first` on, int64
+    [1], and all of it is returned."""
     rows, vocab = logits.shape
-    if logits.dtype != torch.float32 or logits.stride(1) != 1:
-        raise ValueError(f"logits must be fp32 and their rows contiguous, got {logits.dtype}, {logits.stride()}")
+    if logits.dtype not in (torch.float32, torch.bfloat16) or logits.stride(1) != 1:
+        raise ValueError(f"logits must be fp32 or bf16, their rows contiguous, got {logits.dtype}, {logits.stride()}")
     if draws is not None and (draws.dtype != torch.int32 or draws.shape != (rows, 3) or not draws.is_contiguous()):
         raise ValueError(f"draws must be contiguous int32 [{rows}, 3], got {draws.dtype} {list(draws.shape)}")
     stretches = triton.cdiv(vocab, _STRETCH)
     scores = torch.empty(rows, stretches, dtype=torch.float32, device=logits.device)
     tokens = torch.empty(rows, stretches, dtype=torch.int32, device=logits.device)
-    chosen = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    chosen = torch.empty(rows, dtype=torch.int64, device=logits.device) if drawn is None else drawn
     _best_of_stretch[(rows, stretches)](
         logits, draws, scores, tokens, logits.stride(0), vocab, _STRETCH, draws is not None, num_warps=8
     )
     block = triton.next_power_of_2(stretches)
-    _best_of_row[(rows,)](scores, tokens, chosen, stretches, block, num_warps=1 if block <= 64 else 4)
+    warps = 1 if block <= 64 else 4
+    _best_of_row[(rows,)](scores, tokens, chosen, first, stretches, drawn is not None, block, num_warps=warps)
     return chosen

@@ -193,9 +193,9 @@ class TextModel:
         return single if single is not None and single.fits(ctx, pool) else None
 
     @torch.inference_mode()
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Final hidden states [rows, hidden] → fp32 [rows, vocab]."""
-        logits = torch.mm(hidden, self._head).float()
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """Final hidden states [rows, hidden] → [rows, vocab] in the same dtype. `out`: where they go; not of ranks."""
+        logits = torch.mm(hidden, self._head, out=out)
         return logits if self._ranks is None else self._ranks.joined(logits)[:, : self.config.vocab_size]
 
 

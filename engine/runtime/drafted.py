@@ -43,7 +43,7 @@ class DraftedStep:
 
     def result(self) -> StepResult:
         """Waits for it, but not for the drafts."""
-        values = self._fetched.wait()
+        values = self._fetched.wait()[0].tolist()
         rights = values[len(values) - len(self._items) :]
         tokens: dict[Request, tuple[int, ...]] = {}
         first = 0
@@ -81,7 +81,7 @@ class DraftedSteps:
         made = self._made
         if made is None or not any(UNKNOWN_TOKEN in item.drafts for item in batch.items):
             return batch
-        ids, width = made.fetched.wait(), made.token_ids.shape[1]
+        ids, width = made.fetched.wait()[0].tolist(), made.token_ids.shape[1]
 
         def filled(item: Scheduled) -> Scheduled:
             if not item.num_drafts:
@@ -99,7 +99,7 @@ class DraftedSteps:
         drawn = self._sampler.sample_bursts(logits, requests, bursts, tokens)
         right = num_right(bursts, tokens, drawn)
         self._sampler.count_bursts(requests, bursts, drawn, right)
-        step = DraftedStep(batch.items, self._fetcher.fetch(torch.cat((drawn, right))), self._sampler)
+        step = DraftedStep(batch.items, self._fetcher.fetch([torch.cat((drawn, right))]), self._sampler)
         self._made = self._make(batch, drawn, hidden, right)
         return step
 
@@ -123,5 +123,5 @@ class DraftedSteps:
         return _Made(
             {request: line for line, request in enumerate(requests)},
             token_ids,
-            self._fetcher.fetch(token_ids.view(-1)),
+            self._fetcher.fetch([token_ids.view(-1)]),
         )

@@ -26,16 +26,23 @@ class Drawn:
     stuck: dict[Request, str] = field(default_factory=dict)  # those that no token can follow, and why
 
 
-def draw(sampler: Sampler, logits: torch.Tensor, items: Sequence[Scheduled], levels: Sequence[Masked] | None) -> Drawn:
-    """`logits` [rows, vocab]: of each item's last token that is no draft, then of its drafts; they are overwritten.
+def draw(
+    sampler: Sampler,
+    logits: torch.Tensor,
+    items: Sequence[Scheduled],
+    levels: Sequence[Masked] | None,
+    drawn_ids: torch.Tensor | None = None,
+) -> Drawn:
+    """`logits` [rows, vocab]: of each item's last token that is no draft, then of its drafts; they may be overwritten.
 
-    `levels`: masks of the items that have a grammar, in their order, behind each number of drafts.
+    `levels`: masks of the items that have a grammar, in their order, behind each number of drafts. `drawn_ids`: what
+    `Sampler.draws` gave where nobody has drafts.
     """
     requests = [item.request for item in items]
     for request in sampler.unknown(requests):
         sampler.add(request, request.sampling, request.index, request.tokens)
     if len(logits) == len(items):  # nobody has drafts
-        return _draw_one_each(sampler, logits, requests, levels)
+        return _draw_one_each(sampler, logits, requests, levels, drawn_ids)
     counts = [1 + item.num_drafts for item in items]
     deepest = max(counts) - 1
     held = _held(requests)
@@ -64,11 +71,15 @@ def draw(sampler: Sampler, logits: torch.Tensor, items: Sequence[Scheduled], lev
 
 
 def _draw_one_each(
-    sampler: Sampler, logits: torch.Tensor, requests: Sequence[Request], levels: Sequence[Masked] | None
+    sampler: Sampler,
+    logits: torch.Tensor,
+    requests: Sequence[Request],
+    levels: Sequence[Masked] | None,
+    drawn_ids: torch.Tensor | None,
 ) -> Drawn:
     """Without a look at each request: that is what a step of many would mostly be spent on."""
     allowed = _allowed(levels[0], _held(requests), range(len(requests))) if levels else None
-    sampled = sampler.sample(logits, requests, allowed)
+    sampled = sampler.sample(logits, requests, allowed, drawn_ids)
     drawn = Drawn(dict(zip(requests, zip(sampled.token_ids, strict=True), strict=True)))
     if sampled.logprobs is not None:
         entries = zip(requests, sampled.logprobs, strict=True)

@@ -23,7 +23,8 @@ import torch.distributed as dist
 
 from engine.config.log_format import set_up_logging
 from engine.config.model import ModelConfig
-from engine.runtime.build import DTYPES, Held, hold
+from engine.runtime.assembly import Held
+from engine.runtime.build import DTYPES, hold
 from engine.runtime.media import load_media
 from engine.runtime.media_encoder import MediaEncoder
 from engine.runtime.parallel import Encode, Logits, Place, Told, context_of, join

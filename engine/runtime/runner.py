@@ -6,6 +6,7 @@ which the step after may be launched with. Does not choose what is in a batch.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
@@ -19,35 +20,48 @@ from engine.model.kv_pool import KvPool
 from engine.runtime.drafted import DraftedStep, DraftedSteps
 from engine.runtime.drafts import Drafts
 from engine.runtime.draws import Drawn, draw
-from engine.runtime.graphs import DecodeGraphs
+from engine.runtime.graphs import DecodeGraphs, Stepped
 from engine.runtime.logprobs import token_logprobs
 from engine.runtime.loop import StepResult
 from engine.runtime.masks import Masked, MaskJobs
 from engine.runtime.media_encoder import MediaEncoder
 from engine.runtime.parallel import LeadModel, RanksError, Recorded
-from engine.runtime.sampler import Sampler, asks_the_host
+from engine.runtime.sampler import Chosen, Sampler, asks_the_host
 from engine.runtime.step_inputs import StepInputBuilder, StepInputs
-from engine.runtime.transfers import Fetched, Fetcher, staged, to_device
+from engine.runtime.transfers import Fetched, Fetcher, to_device
 from engine.sched.batch import UNKNOWN_TOKEN, Scheduled, ScheduledBatch
 from engine.sched.request import Request, State
 from engine.wire.messages import TokenLogprobs
 
 _PROMPT_ROWS_AT_ONCE = 256  # bounds the logits [rows, vocab] in memory
 
+Ids = torch.Tensor | np.ndarray  # on the device; or, where a recorded step takes them from, as `DecodeGraphs.step` says
+
 
 class LaunchedStep:
     """A step that the device has been given."""
 
-    def __init__(self, requests: Sequence[Request], token_ids: torch.Tensor, fetched: Fetched) -> None:
-        """`token_ids`: on the device, of each of `requests`."""
+    def __init__(self, requests: Sequence[Request], chosen: Chosen, fetched: Fetched) -> None:
+        """`chosen`: on the device, for each of `requests`; `fetched`: its tensors."""
         self.requests = requests
-        self.token_ids = token_ids
+        self.token_ids = chosen.token_ids
+        self._chosen = chosen
         self._fetched = fetched
 
     def result(self) -> StepResult:
         """Waits for it."""
-        tokens = zip(self._fetched.wait(), strict=True)
-        return StepResult(dict(zip(self.requests, tokens, strict=True)), {}, {})
+        sampled = self._chosen.fetched(self._fetched.wait()).sampled()
+        tokens = zip(sampled.token_ids, strict=True)
+        logprobs = zip(self.requests, sampled.logprobs or (), strict=False)
+        return StepResult(
+            dict(zip(self.requests, tokens, strict=True)),
+            {request: (entry,) for request, entry in logprobs if entry is not None},
+            {},
+        )
+
+    def wait(self) -> None:
+        """Until what it drew may be overwritten."""
+        self._fetched.wait()
 
 
 class Runner:
@@ -71,6 +85,7 @@ class Runner:
         self._sampler = sampler
         self._media = media
         self._graphs = graphs
+        self._drawing = graphs if isinstance(graphs, DecodeGraphs) and graphs.draws else None
         self._drafts = drafts
         self._drafted = drafted
         self._on_layer = on_layer
@@ -83,7 +98,7 @@ class Runner:
         self._masks = MaskJobs(sampler.vocab_size)
         self._known: set[Request] = set()  # of whom anything is kept
         self._fetcher = Fetcher(self._device)
-        self._launched: LaunchedStep | None = None  # the last one
+        self._launched: deque[LaunchedStep] = deque(maxlen=2)  # the last ones
 
     @torch.inference_mode()
     def run(self, batch: ScheduledBatch) -> StepResult:
@@ -96,22 +111,23 @@ class Runner:
         sampling = batch.items if only_decodes else [item for item in batch.items if item.samples]
         masks = self._begin_masks(sampling)
         inputs = self._inputs.build(requests, batch.items)
-        hidden = self._hidden(batch, inputs, None)
-        prompt_logprobs = self._read_prompts(batch, inputs, hidden)
+        step = self._step(batch, inputs, None)
+        prompt_logprobs = self._read_prompts(batch, inputs, step.hidden)
         drawn = Drawn()
         if sampling:
-            logits = self._model.logits(self._sampled_rows(batch, inputs, hidden))
-            drawn = draw(self._sampler, logits, sampling, None if masks is None else masks.result())
-        drafts = {} if self._drafts is None else self._drafts.make(batch.items, inputs.starts, hidden, drawn.tokens)
+            logits = self._logits(batch, inputs, step)
+            drawn = draw(self._sampler, logits, sampling, None if masks is None else masks.result(), step.ids)
+        drafts = {}
+        if self._drafts is not None:
+            drafts = self._drafts.make(batch.items, inputs.starts, step.hidden, drawn.tokens)
         return StepResult(drawn.tokens, drawn.logprobs, prompt_logprobs, drawn.stuck, drafts)
 
     def takes(self, batch: ScheduledBatch) -> bool:
-        """Whether it can be launched: nothing but an id of each request is wanted of it, and nothing to come of it is
-        needed on the host before the next step is launched."""
+        """Whether it can be launched: nothing to come of it is needed on the host before the next step is launched."""
         drafts = self._drafted is not None and batch.num_decodes == len(batch.items)
         return all(
             item.samples
-            and (drafts or not (item.num_drafts or item.draft_rows))
+            and (not (item.num_drafts or item.draft_rows) or (drafts and item.request.sampling.logprobs is None))
             and not item.request.reads_prompt
             and item.request.matcher is None
             and not asks_the_host(item.request.sampling)
@@ -124,28 +140,40 @@ class Runner:
         self.release_ended()
         requests = [item.request for item in batch.items]
         self._known.update(requests)
-        for request in self._sampler.unknown(requests):
-            self._sampler.add(request, request.sampling, request.index, request.tokens)
+        self._admit(requests)
         inputs = self._inputs.build(requests, batch.items)
         if self._drafted is not None and any(item.num_drafts or item.draft_rows for item in batch.items):
             tokens = self._drafted.tokens(batch, inputs)
-            hidden = self._hidden(batch, inputs, tokens)
-            return self._drafted.finish(batch, tokens, hidden, self._model.logits(hidden))
+            step = self._step(batch, inputs, tokens)
+            return self._drafted.finish(batch, tokens, step.hidden, self._logits(batch, inputs, step))
+        if len(self._launched) == 2:
+            self._launched[0].wait()  # its ids lie where this one's will; whoever launches has been told of them by now
         known = inputs.token_ids[0] != UNKNOWN_TOKEN  # all of them or none
-        hidden = self._hidden(batch, inputs, None if known else self._last_ids(requests))
-        logits = self._model.logits(self._sampled_rows(batch, inputs, hidden))
-        token_ids = self._sampler.sample_ahead(logits, requests)
-        self._launched = LaunchedStep(requests, token_ids, self._fetcher.fetch(token_ids))
-        return self._launched
+        step = self._step(batch, inputs, None if known else self._last_ids(requests))
+        chosen = self._sampler.choose(self._logits(batch, inputs, step), requests, None, step.ids)
+        if step.ids is None and self._drawing is not None:
+            self._drawing.keep_ids(chosen.token_ids)
+        self._launched.append(LaunchedStep(requests, chosen, self._fetcher.fetch(chosen.tensors)))
+        return self._launched[-1]
 
-    def _last_ids(self, requests: Sequence[Request]) -> torch.Tensor:
+    def _admit(self, requests: Sequence[Request]) -> None:
+        for request in self._sampler.unknown(requests):
+            self._sampler.add(request, request.sampling, request.index, request.tokens)
+
+    def _last_ids(self, requests: Sequence[Request]) -> Ids:
         """What the last launch brings for each of these."""
-        last = self._launched
-        assert last is not None
-        if requests == last.requests:
-            return last.token_ids
-        row_of = {request: row for row, request in enumerate(last.requests)}
-        return last.token_ids[self._to_device(np.array([row_of[request] for request in requests]))]
+        last = self._launched[-1]
+        rows = np.arange(len(requests))
+        if requests != last.requests:
+            row_of = {request: row for row, request in enumerate(last.requests)}
+            rows = np.array([row_of[request] for request in requests])
+        return last.token_ids[self._to_device(rows)] if self._drawing is None else -1 - rows
+
+    def _logits(self, batch: ScheduledBatch, inputs: StepInputs, step: Stepped) -> torch.Tensor:
+        """Of the rows that are sampled."""
+        if step.logits is not None:
+            return step.logits
+        return self._model.logits(self._sampled_rows(batch, inputs, step.hidden))
 
     def _sampled_rows(self, batch: ScheduledBatch, inputs: StepInputs, hidden: torch.Tensor) -> torch.Tensor:
         """Of each item that samples the last row that is not of a draft, and those of its drafts."""
@@ -175,16 +203,30 @@ class Runner:
             return True
         return self._device.type == "cuda" and not isinstance(error, torch.OutOfMemoryError | ValueError)
 
-    def _hidden(self, batch: ScheduledBatch, inputs: StepInputs, ids: torch.Tensor | None) -> torch.Tensor:
-        """`ids`: on the device, where they are not known here."""
+    def _step(self, batch: ScheduledBatch, inputs: StepInputs, ids: Ids | None) -> Stepped:
+        """`ids`: on the device, or where there, if they are not known here."""
         if self._media is not None:
             self._media.do(batch.encoder)  # also in a step of decodes alone, where whoever needs it found no pages
         if self._graphs is not None and batch.num_decodes == len(batch.items):
-            tokens = self._staged(inputs.token_ids) if ids is None else ids
-            return self._graphs.forward(tokens, _context(inputs, batch, self._staged, self._homes))
+            return self._recorded(self._graphs, batch, inputs, ids)
         context = _context(inputs, batch, self._to_device, self._homes)
-        tokens = self._tokens(batch, inputs) if ids is None else ids
-        return self._model.forward(tokens, context, self._pool, self._on_layer)
+        if ids is None:
+            ids = self._tokens(batch, inputs)
+        assert isinstance(ids, torch.Tensor)
+        return Stepped(self._model.forward(ids, context, self._pool, self._on_layer), None, None)
+
+    def _recorded(
+        self, graphs: DecodeGraphs | Recorded, batch: ScheduledBatch, inputs: StepInputs, ids: Ids | None
+    ) -> Stepped:
+        context = _context(inputs, batch, torch.from_numpy, self._homes)
+        if not isinstance(graphs, DecodeGraphs):
+            return Stepped(graphs.forward(torch.from_numpy(inputs.token_ids), context), None, None)
+        token_ids = inputs.token_ids if ids is None else ids
+        if batch.num_tokens > len(batch.items):  # each of a burst's rows is drawn as if those before it had been said
+            return graphs.step(token_ids, context, None)._replace(ids=None)
+        requests = [item.request for item in batch.items]
+        self._admit(requests)
+        return graphs.step(token_ids, context, self._sampler.draws(requests))
 
     def _tokens(self, batch: ScheduledBatch, inputs: StepInputs) -> torch.Tensor:
         """Ids, or embeddings where media stand among them."""
@@ -227,11 +269,8 @@ class Runner:
         for first in range(0, len(following), _PROMPT_ROWS_AT_ONCE):
             targets = self._to_device(np.array(following[first : first + _PROMPT_ROWS_AT_ONCE]))
             logits = self._model.logits(hidden[first : first + len(targets)])
-            entries += token_logprobs(logits.log_softmax(-1), targets, [wanted] * len(targets))
+            entries += token_logprobs(logits.float().log_softmax(-1), targets, [wanted] * len(targets))
         return entries
-
-    def _staged(self, array: np.ndarray) -> torch.Tensor:
-        return staged(array, self._device)
 
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
         return to_device(array, self._device)

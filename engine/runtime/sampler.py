@@ -15,7 +15,7 @@ import torch
 
 from engine.runtime.bursts import Bursts
 from engine.runtime.filters import lower_bounds
-from engine.runtime.logprobs import token_logprobs
+from engine.runtime.logprobs import Described, described, entries
 from engine.runtime.noise import exponential, row_keys
 from engine.runtime.sampling_state import SamplingState
 from engine.runtime.transfers import to_device
@@ -35,8 +35,52 @@ class Sampled(NamedTuple):
 class Allowed(NamedTuple):
     """What the grammars of some rows allow."""
 
-    rows: Slots  # in the logits
+    rows: Slots  # in the logits, in order
     words: npt.NDArray[np.uint32]  # [rows, vocab / 32]: a bit a token, the first token in the lowest bit
+
+
+class Wanted(NamedTuple):
+    """Rows whose log-probabilities are wanted."""
+
+    rows: Slots
+    alternatives: list[int]  # of each
+
+
+class Chosen(NamedTuple):
+    """A step's tokens, and what else is to be told of them, where they were chosen: the host need not wait for them."""
+
+    token_ids: torch.Tensor  # int64 [keys]
+    wanted: Wanted | None = None
+    described: Described | None = None  # the wanted ones
+    constrained: Slots | None = None  # rows of `Allowed`
+    alive: torch.Tensor | None = None  # bool, of each of these whether a token is left
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """What is on the device."""
+        alive = () if self.alive is None else (self.alive,)
+        return [self.token_ids, *(self.described or ()), *alive]
+
+    def fetched(self, tensors: Sequence[torch.Tensor]) -> Chosen:
+        """The same with what came of its tensors on the host."""
+        count = 0 if self.described is None else len(self.described)
+        described = Described(*tensors[1 : 1 + count]) if count else None
+        alive = None if self.alive is None else tensors[-1]
+        return self._replace(token_ids=tensors[0], described=described, alive=alive)
+
+    def sampled(self) -> Sampled:
+        """As the host wants it, which waits for the device if that has not been fetched."""
+        tokens: list[int] = self.token_ids.tolist()
+        stuck: list[int] = []
+        if self.constrained is not None and self.alive is not None:
+            stuck = self.constrained[~self.alive.cpu().numpy()].tolist()
+        if self.wanted is None or self.described is None:
+            return Sampled(tokens, None, stuck)
+        logprobs: list[TokenLogprobs | None] = [None] * len(tokens)
+        rows = self.wanted.rows.tolist()
+        for row, entry in zip(rows, entries(self.described, self.wanted.alternatives), strict=True):
+            logprobs[row] = entry
+        return Sampled(tokens, logprobs, stuck)
 
 
 class Sampler:
@@ -70,52 +114,81 @@ class Sampler:
         for key in [key for key in self._state.slots if not wanted(key)]:
             self._state.remove(key)
 
-    def sample(self, logits: torch.Tensor, keys: Sequence[Hashable], allowed: Allowed | None = None) -> Sampled:
-        """One token for each of `keys`, from float32 `logits` [keys, vocab], which are overwritten."""
+    def sample(
+        self,
+        logits: torch.Tensor,
+        keys: Sequence[Hashable],
+        allowed: Allowed | None = None,
+        drawn: torch.Tensor | None = None,
+    ) -> Sampled:
+        """One token for each of `keys`, from `logits` [keys, vocab], which may be overwritten."""
+        sampled = self.choose(logits, keys, allowed, drawn).sampled()
+        if self._state.bad_words:
+            self._state.remember(self._slots_of(keys), sampled.token_ids)
+        return sampled
+
+    def choose(
+        self,
+        logits: torch.Tensor,
+        keys: Sequence[Hashable],
+        allowed: Allowed | None = None,
+        drawn: torch.Tensor | None = None,
+    ) -> Chosen:
+        """The same tokens without a wait for them, and without `remember`. `drawn` [keys]: ids that `draws` gave from
+        these logits as they are; those of rows that have more to be minded are replaced."""
         state = self._state
         if allowed is None and state.simple.issuperset(keys):
-            return Sampled(self._likeliest(logits).tolist(), None, [])
-        of_key = state.slots
-        slots = np.array([of_key[key] for key in keys], dtype=np.int64)
+            return Chosen(self._likeliest(logits) if drawn is None else drawn)
+        slots = self._slots_of(keys)
         columns = state.columns
-        wanted = columns["logprobs"][slots]
-        described = np.flatnonzero(wanted >= 0)
-        raw = logits[self._to_device(described)].log_softmax(-1) if len(described) else None
+        alternatives = columns["logprobs"][slots]
+        wanted = np.flatnonzero(alternatives >= 0)
+        raw = _picked(logits, wanted, self._device).float().log_softmax(-1) if len(wanted) else None
+        altered = columns["filtered"][slots] | ~columns["plain"][slots]
         if allowed is not None:
-            self._forbid(logits, allowed)
-        if not columns["plain"][slots].all():
-            self._process(logits, slots)
-        alive = None if allowed is None else logits[self._to_device(allowed.rows)].amax(-1) > -torch.inf
-        token_ids = self._choose(logits, slots)
+            altered[allowed.rows] = True
+        if drawn is None and altered.any():
+            altered[:] = True
+        token_ids, alive = drawn, None
+        if token_ids is None and not altered.any():
+            token_ids = self._choose(logits, slots)
+        elif altered.any():
+            rows = np.flatnonzero(altered)
+            changed, alive = self._altered(_picked(logits, rows, self._device).float(), slots[rows], rows, allowed)
+            if token_ids is None:
+                token_ids = changed
+            else:
+                token_ids[self._to_device(rows)] = changed
+        assert token_ids is not None
         state.count(slots, token_ids)
-        tokens: list[int] = token_ids.tolist()
-        state.remember(slots, tokens)
-        stuck = [] if alive is None or allowed is None else allowed.rows[~alive.cpu().numpy()].tolist()
+        chosen = Chosen(token_ids, None, None, None if allowed is None else allowed.rows, alive)
         if raw is None:
-            return Sampled(tokens, None, stuck)
-        found = token_logprobs(raw, token_ids[self._to_device(described)], wanted[described].tolist())
-        entries: list[TokenLogprobs | None] = [None] * len(tokens)
-        for place, entry in zip(described.tolist(), found, strict=True):
-            entries[place] = entry
-        return Sampled(tokens, entries, stuck)
+            return chosen
+        counts = alternatives[wanted].tolist()
+        found = described(raw, token_ids[self._to_device(wanted)], max(counts))
+        return chosen._replace(wanted=Wanted(wanted, counts), described=found)
 
-    def sample_ahead(self, logits: torch.Tensor, keys: Sequence[Hashable]) -> torch.Tensor:
-        """The same tokens [keys], left on the device: the host waits for nothing. Not for keys that `asks_the_host`."""
-        state = self._state
-        if state.simple.issuperset(keys):
-            return self._likeliest(logits)
-        of_key = state.slots
-        slots = np.array([of_key[key] for key in keys], dtype=np.int64)
-        if not state.columns["plain"][slots].all():
+    def draws(self, keys: Sequence[Hashable]) -> npt.NDArray[np.int32]:
+        """What draws the next token of each, as the kernel takes it: [keys, 3]."""
+        return self._draw_rows(self._slots_of(keys), 0)
+
+    def _altered(
+        self, logits: torch.Tensor, slots: Slots, rows: Slots, allowed: Allowed | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Tokens of `rows`, whose `logits` are overwritten; and of those in `allowed` whether any is left."""
+        held = None
+        if allowed is not None:
+            held = self._to_device(np.searchsorted(rows, allowed.rows))
+            self._forbid(logits, held, allowed.words)
+        if not self._state.columns["plain"][slots].all():
             self._process(logits, slots)
-        token_ids = self._choose(logits, slots)
-        state.count(slots, token_ids)
-        return token_ids
+        alive = None if held is None else logits[held].amax(-1) > -torch.inf
+        return self._choose(logits, slots), alive
 
     def sample_bursts(
         self, logits: torch.Tensor, keys: Sequence[Hashable], bursts: Bursts, tokens: torch.Tensor
     ) -> torch.Tensor:
-        """As `sample_ahead`, a token a row [rows], drawn as if the drafts before it had been said; none is counted yet.
+        """As `choose`, a token a row [rows], drawn as if the drafts before it had been said; none is counted yet.
 
         `tokens` [rows]: ids that the rows are of.
         """
@@ -124,6 +197,7 @@ class Sampler:
             return self._likeliest(logits)
         slots = self._slots_of(keys)[bursts.owners]
         if not state.columns["plain"][slots].all():
+            logits = logits.float()
             self._process(logits, slots, bursts.depths, tokens)
         return self._choose(logits, slots, bursts.depths)
 
@@ -164,6 +238,7 @@ class Sampler:
             return self._likeliest(logits)
         if self._kernel is not None:
             if self._state.columns["filtered"][slots].any():  # of a greedy row the likeliest token stays
+                logits = logits.float()
                 self._filter(logits, logits / self._column("temperature", slots)[:, None], slots)
             return self._kernel(logits, self._draws(slots, ahead))
         if not greedy.any():
@@ -177,10 +252,9 @@ class Sampler:
     def _likeliest(self, logits: torch.Tensor) -> torch.Tensor:
         return _argmax(logits) if self._kernel is None else self._kernel(logits, None)
 
-    def _forbid(self, logits: torch.Tensor, allowed: Allowed) -> None:
-        rows = self._to_device(allowed.rows)
-        words = self._to_device(allowed.words.view(np.int32))  # [rows, words]
-        bits = (words[:, :, None] >> self._bit_places) & 1  # [rows, words, 32]
+    def _forbid(self, logits: torch.Tensor, rows: torch.Tensor, words: npt.NDArray[np.uint32]) -> None:
+        on_device = self._to_device(words.view(np.int32))  # [rows, words]
+        bits = (on_device[:, :, None] >> self._bit_places) & 1  # [rows, words, 32]
         forbidden = bits.view(len(rows), -1)[:, : logits.shape[1]] == 0
         logits[rows] = logits[rows].masked_fill_(forbidden, -torch.inf)
 
@@ -191,7 +265,7 @@ class Sampler:
         return self._choose(logits, slots, ahead)
 
     def _draw(self, logits: torch.Tensor, slots: Slots, ahead: int | Slots) -> torch.Tensor:
-        scaled = logits / self._column("temperature", slots)[:, None]
+        scaled = logits.float() / self._column("temperature", slots)[:, None]
         if self._state.columns["filtered"][slots].any():
             self._filter(scaled, scaled, slots)
         # p / E, but for a factor that is the same for the whole row and so for its argmax.
@@ -207,7 +281,8 @@ class Sampler:
 
     def _keys(self, slots: Slots, ahead: int | Slots) -> npt.NDArray[np.int32]:
         columns = self._state.columns
-        return row_keys(columns["seed"][slots], columns["index"][slots], columns["num_outputs"][slots] + ahead)
+        positions = np.add(columns["num_outputs"][slots], ahead, dtype=np.int64)
+        return row_keys(columns["seed"][slots], columns["index"][slots], positions)
 
     def _draws(self, slots: Slots, ahead: int | Slots) -> torch.Tensor:
         return self._to_device(self._draw_rows(slots, ahead))
@@ -289,13 +364,18 @@ def _tokens_before(rows: Slots, depths: Slots, tokens: torch.Tensor) -> _Before:
 
 
 def asks_the_host(sampling: Sampling) -> bool:
-    """Whether a token of such a request is needed on the host before its next one can be drawn, or tells more there
-    than its id."""
-    return sampling.logprobs is not None or any(len(word) > 1 for word in sampling.bad_words_ids)
+    """Whether a token of such a request is needed on the host before its next one can be drawn."""
+    return any(len(word) > 1 for word in sampling.bad_words_ids)
+
+
+def _picked(logits: torch.Tensor, rows: Slots, device: torch.device) -> torch.Tensor:
+    """`rows` are in order: all of them are the logits themselves."""
+    return logits if len(rows) == len(logits) else logits[to_device(rows, device)]
 
 
 def _argmax(logits: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(logits.numpy().argmax(-1))  # 20 times as fast as torch's, with the same choice of equals
+    """20 times as fast as torch's, with the same choice of equals."""
+    return torch.from_numpy(logits.float().numpy().argmax(-1))
 
 
 def _kernel_for(device: torch.device) -> Kernel | None:

@@ -170,21 +170,20 @@ class SamplingState:
         row, twin = self.output_counts.take(), self.in_prompt.take()
         if row != twin:
             raise AssertionError("rows of counts and of prompts run along")
-        self.in_prompt.values[row, torch.tensor(prompt_ids, dtype=torch.int64, device=self._device)] = True
+        self.in_prompt.values[row].index_fill_(0, to_device(np.array(prompt_ids, np.int64), self._device), True)
         return row
 
     def _add_bias(self, sampling: Sampling) -> int:
         short_words = [word[0] for word in sampling.bad_words_ids if len(word) == 1]
         if not (sampling.logit_bias or short_words or sampling.allowed_token_ids is not None):
             return -1
-        bias = torch.zeros(self.vocab_size)
-        for token, value in sampling.logit_bias.items():
-            bias[token] = value
+        bias = np.zeros(self.vocab_size, np.float32)
+        bias[list(sampling.logit_bias)] = list(sampling.logit_bias.values())
         if sampling.allowed_token_ids is not None:
-            allowed = torch.zeros(self.vocab_size, dtype=torch.bool)
+            allowed = np.zeros(self.vocab_size, np.bool_)
             allowed[list(sampling.allowed_token_ids)] = True
-            bias.masked_fill_(~allowed, -torch.inf)
-        bias[short_words] = -torch.inf
+            bias[~allowed] = -np.inf
+        bias[short_words] = -np.inf
         row = self.bias.take()
-        self.bias.values[row] = bias.to(self._device)
+        self.bias.values[row] = to_device(bias, self._device)
         return row

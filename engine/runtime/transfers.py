@@ -1,10 +1,11 @@
-"""Arrays to the device and sampled ids back, without a wait of the host for what the device is at.
+"""Arrays to the device and what was sampled back, without a wait of the host for what the device is at.
 
 On a GPU both go through pinned memory; on a CPU there is nothing to move. Knows nothing of what is in them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy.typing as npt
@@ -24,17 +25,16 @@ def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
 
 
 class Fetched:
-    """Ids on their way to the host."""
+    """Tensors on their way to the host."""
 
-    def __init__(self, ids: Tensor, done: torch.cuda.Event | None) -> None:
-        self._ids = ids
+    def __init__(self, tensors: Sequence[Tensor], done: torch.cuda.Event | None) -> None:
+        self._tensors = tensors
         self._done = done
 
-    def wait(self) -> list[int]:
+    def wait(self) -> Sequence[Tensor]:
         if self._done is not None:
             self._done.synchronize()
-        ids: list[int] = self._ids.tolist()
-        return ids
+        return self._tensors
 
 
 class Fetcher:
@@ -43,15 +43,16 @@ class Fetcher:
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
-    def fetch(self, ids: Tensor) -> Fetched:
-        """`ids` [rows] are not changed afterwards."""
+    def fetch(self, tensors: Sequence[Tensor]) -> Fetched:
+        """They are not changed before they have been waited for."""
         if self._stream is None:
-            return Fetched(ids, None)
-        host = torch.empty(ids.shape, dtype=ids.dtype, pin_memory=True)
-        self._stream.wait_stream(torch.cuda.current_stream(ids.device))
+            return Fetched(tensors, None)
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         with torch.cuda.stream(self._stream):
-            host.copy_(ids, non_blocking=True)
+            fetched = [torch.empty(one.shape, dtype=one.dtype, pin_memory=True) for one in tensors]
+            for host, one in zip(fetched, tensors, strict=True):
+                host.copy_(one, non_blocking=True)
+                one.record_stream(self._stream)  # its memory is not given away before the copy is done
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record(self._stream)
-        ids.record_stream(self._stream)  # its memory is not given away before the copy is done
-        return Fetched(host, done)
+        return Fetched(fetched, done)

@@ -5,23 +5,24 @@ On a CPU, where a launch is over when it returns: what is proved is that nothing
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
 from bench.random_weights import RandomWeights
-from engine.config.capacity import plan_capacity
 from engine.config.engine import EngineConfig
 from engine.config.model import ModelConfig
 from engine.kernels.ops import ops_for
 from engine.model.decoder import TextModel
-from engine.model.kv_pool import KvPool
+from engine.runtime.assembly import hold
 from engine.runtime.loop import Loop
 from engine.runtime.progress import Progress
 from engine.runtime.runner import LaunchedStep, Runner
 from engine.runtime.sampler import Sampler
 from engine.sched.batch import ScheduledBatch
 from engine.sched.scheduler import Scheduler
-from engine.wire.messages import Sampling, Submit
+from engine.wire.messages import Sampling, Submit, TokenLogprobs
 from tests.support.loop_run import Answer, Answers
 from tests.support.tiny_model import VOCAB, tiny_config
 
@@ -39,8 +40,12 @@ COMMON = (
     Sampling(max_tokens=30, seed=9, stop_token_ids=tuple(range(0, VOCAB, 6))),
     Sampling(max_tokens=7, seed=8, bad_words_ids=((5,), (6,)), allowed_token_ids=tuple(range(30))),
 )
+TELLING = (
+    Sampling(max_tokens=16, seed=1, logprobs=2),
+    Sampling(max_tokens=13, temperature=0.0, logprobs=0, logit_bias={3: 1.0}),
+    Sampling(max_tokens=14, seed=2),
+)
 ASKING = (
-    Sampling(max_tokens=6, seed=1, logprobs=2),
     Sampling(max_tokens=9, seed=2, temperature=4.0, bad_words_ids=((5, 6), (7, 8, 9))),
     Sampling(max_tokens=4, temperature=0.0, prompt_logprobs=1),
 )
@@ -58,10 +63,10 @@ def answers(submits: list[Submit], *, ahead: bool, **settings: object) -> tuple[
     torch.set_num_threads(1)
     model = TextModel(RandomWeights(CPU, torch.float32), CONFIG, ops_for(CPU), 128)
     engine = EngineConfig(**{"page_size": 4, "cache_bytes": 1 << 22, "max_model_len": 128} | settings)  # type: ignore[arg-type]
-    plan = plan_capacity(CONFIG, engine, free_bytes=0)
-    runner = CountingRunner(model, KvPool(plan, CPU), plan, Sampler(CONFIG.vocab_size, CPU, 0), None)
+    held = hold(model, engine, free_bytes=0)
+    runner = CountingRunner(model, held.pool, held.plan, Sampler(CONFIG.vocab_size, CPU, 0), None)
     post = Answers(submits)
-    loop = Loop(Scheduler(engine, plan), runner, CONFIG.vocab_size, Progress(), launcher=runner if ahead else None)
+    loop = Loop(Scheduler(engine, held.plan), runner, CONFIG.vocab_size, Progress(), launcher=runner if ahead else None)
     assert loop.run(post)
     assert len(runner._sampler) == 0, "nothing is kept of requests that are over"
     return post.by_id, runner.launches
@@ -82,7 +87,9 @@ def assert_same(submits: list[Submit], **settings: object) -> int:
     assert none == 0
     for name, answer in expected.items():
         assert got[name].choices == answer.choices
-        assert got[name].logprobs == answer.logprobs
+        assert got[name].logprobs.keys() == answer.logprobs.keys()
+        for index, entries in answer.logprobs.items():
+            assert_near(got[name].logprobs[index], entries)
         assert got[name].prompt_logprobs == answer.prompt_logprobs
         ends = got[name].finished, answer.finished
         assert ends[0] is not None
@@ -91,9 +98,20 @@ def assert_same(submits: list[Submit], **settings: object) -> int:
     return launches
 
 
+def assert_near(got: Sequence[TokenLogprobs], expected: Sequence[TokenLogprobs]) -> None:
+    """They come of other batches, in which sums are taken in another order."""
+    for one, other in zip(got, expected, strict=True):
+        assert (one.rank, one.top_ids) == (other.rank, other.top_ids)
+        assert [one.logprob, *one.top_logprobs] == pytest.approx([other.logprob, *other.top_logprobs], abs=1e-5)
+
+
 @pytest.mark.parametrize("settings", [{}, {"max_num_seqs": 3}, {"max_num_batched_tokens": 64}], ids=repr)
 def test_answers_are_those_of_steps_one_by_one(settings: dict[str, object]) -> None:
     assert assert_same(submits_of(COMMON), **settings) > 10
+
+
+def test_log_probabilities_come_with_launched_steps() -> None:
+    assert assert_same(submits_of(TELLING)) > 10
 
 
 def test_choices_of_one_prompt_are_those_of_steps_one_by_one() -> None:

@@ -6,59 +6,65 @@ import queue
 from collections import defaultdict
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 import torch
 
-from engine.config.capacity import plan_capacity
 from engine.config.engine import EngineConfig
+from engine.kernels.sample import known_ids, sample
 from engine.kernels.triton_ops import TRITON
-from engine.model.kv_pool import KvPool
-from engine.runtime.graphs import DecodeGraphs, GpuRecorder
-from engine.runtime.loop import Loop
+from engine.runtime.assembly import hold, runner_of
+from engine.runtime.graphs import DecodeGraphs, DrawOps
+from engine.runtime.loop import Loop, StepResult
 from engine.runtime.mailroom import Arrived, Letter, Stopping
 from engine.runtime.progress import Progress
 from engine.runtime.runner import Runner
-from engine.runtime.sampler import Sampler
 from engine.sched.scheduler import Scheduler
-from engine.wire.messages import Abort, Failed, Finished, Message, Sampling, Submit, Tokens
+from engine.wire.messages import Abort, Failed, Finished, Message, Sampling, Submit, TokenLogprobs, Tokens
 from tests.kernels.test_engine import SMALL, model_of
 from tests.support.tiny_model import VOCAB
 
 SAMPLINGS = (
     Sampling(max_tokens=12, temperature=0.0),
     Sampling(max_tokens=12, seed=3),
-    Sampling(max_tokens=12, seed=4, temperature=0.7, top_p=0.9, top_k=20),
     Sampling(max_tokens=12, seed=5, min_p=0.01, repetition_penalty=1.2, frequency_penalty=0.1),
+    Sampling(max_tokens=12, seed=6, logprobs=3),
+    Sampling(max_tokens=12, seed=4, temperature=0.7, top_p=0.9, top_k=20),
+    Sampling(max_tokens=12, temperature=0.0, logprobs=0),
     Sampling(max_tokens=12, temperature=0.0, logit_bias={7: 2.0}, min_tokens=12, stop_token_ids=(1,)),
 )
 
 
-def new_engine() -> tuple[Runner, Scheduler]:
-    model = model_of(SMALL, TRITON, torch.float32, "cuda")
+def new_engine(device: str) -> tuple[Runner, Scheduler]:
+    """With recorded steps in both places."""
+    model = model_of(SMALL, TRITON, torch.float32, device)
     engine = EngineConfig("cuda", "float32", page_size=4, cache_bytes=1 << 24, max_model_len=64, max_num_seqs=8)
-    plan = plan_capacity(model.config, engine, free_bytes=0)
-    pool = KvPool(plan, model.device)
-    sampler = Sampler(model.config.vocab_size, model.device, seed=0)
-    runner = Runner(model, pool, plan, sampler, None, None, DecodeGraphs(model, pool, plan, GpuRecorder()))
-    return runner, Scheduler(engine, plan)
+    held = hold(model, engine, free_bytes=0)
+    if device == "cpu":
+        draw = DrawOps(known_ids, sample)
+        held = held._replace(graphs=DecodeGraphs(model, held.pool, held.plan, lambda step: step, draw))
+    return runner_of(held, engine), Scheduler(engine, held.plan)
 
 
 def submits_of(samplings: Sequence[Sampling]) -> list[Submit]:
     return [Submit(f"r{number}", tuple(range(4 + number, 9 + number)), one) for number, one in enumerate(samplings)]
 
 
-@pytest.mark.gpu
-def test_launched_steps_never_wait_and_bring_what_single_steps_bring() -> None:
-    runner, scheduler = new_engine()
-    for submit in submits_of(SAMPLINGS):
+def test_launched_steps_never_wait_and_bring_what_single_steps_bring(device: str) -> None:
+    """Nothing that a step asks of the device is waited for but the fetched ids and log-probabilities of it."""
+    samplings = (
+        SAMPLINGS if device == "cuda" else [msgspec.structs.replace(one, max_tokens=3) for one in SAMPLINGS[1:5]]
+    )
+    runner, scheduler = new_engine(device)
+    for submit in submits_of(samplings):
         scheduler.submit(submit)
     one_by_one = []
     while (batch := scheduler.schedule()) is not None:
-        tokens = runner.run(batch).tokens
-        one_by_one.append(sorted((request.request_id, ids[0]) for request, ids in tokens.items()))
-        scheduler.advance(batch, tokens)
-    runner, scheduler = new_engine()
-    for submit in submits_of(SAMPLINGS):
+        result = runner.run(batch)
+        one_by_one.append(told(result))
+        scheduler.advance(batch, result.tokens)
+    runner, scheduler = new_engine(device)
+    for submit in submits_of(samplings):
         scheduler.submit(submit)
     launched = []
     batch = scheduler.schedule()
@@ -67,20 +73,27 @@ def test_launched_steps_never_wait_and_bring_what_single_steps_bring() -> None:
     step = runner.launch(batch)
     while batch is not None:
         following = scheduler.follow(batch)
-        if len(launched) > 1:  # the first ones record what later ones replay
+        if len(launched) > 1 and device == "cuda":  # the first ones record what later ones replay
             torch.cuda.set_sync_debug_mode("error")
         try:
             after = None if following is None else runner.launch(following)
         finally:
-            torch.cuda.set_sync_debug_mode("default")
-        tokens = step.result().tokens
-        launched.append(sorted((request.request_id, ids[0]) for request, ids in tokens.items()))
-        scheduler.advance(batch, tokens)
+            if device == "cuda":
+                torch.cuda.set_sync_debug_mode("default")
+        result = step.result()
+        launched.append(told(result))
+        scheduler.advance(batch, result.tokens)
         batch = following
         if after is not None:
             step = after
     assert launched == one_by_one
-    assert len(launched) == 12
+    assert len(launched) == samplings[0].max_tokens
+
+
+def told(result: StepResult) -> dict[str, tuple[int, Sequence[TokenLogprobs]]]:
+    return {
+        request.request_id: (ids[0], tuple(result.logprobs.get(request, ()))) for request, ids in result.tokens.items()
+    }
 
 
 class Post:
@@ -126,7 +139,7 @@ def test_the_loop_tells_the_same_answers_with_launches_and_without() -> None:
     ]
     told = []
     for ahead in (False, True):
-        runner, scheduler = new_engine()
+        runner, scheduler = new_engine("cuda")
         post = Post(submits_of(samplings), aborted="r6")
         assert Loop(scheduler, runner, VOCAB, Progress(), launcher=runner if ahead else None).run(post)
         shortened = {key: ids[:1] if key[0] == "r6" else ids for key, ids in post.tokens.items()}

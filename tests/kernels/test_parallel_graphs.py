@@ -19,7 +19,7 @@ from engine.model.decoder import TextModel
 from engine.model.kv_pool import KvPool
 from engine.model.load import Checkpoint
 from engine.model.ranks import Ranks
-from engine.runtime.build import Held
+from engine.runtime.assembly import Held
 from engine.runtime.graphs import DecodeGraphs
 from engine.runtime.media_encoder import MediaEncoder
 from engine.runtime.parallel import Place, Team, join

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.kernels.sample import sample
+from engine.kernels.sample import known_ids, sample
 from engine.runtime.noise import exponential, row_keys
 from engine.runtime.sampler import Sampler
 from engine.wire.messages import Sampling
@@ -90,11 +90,32 @@ def test_the_sampler_draws_with_it_what_it_draws_without(device: str) -> None:
     assert guesses[0].tolist() == guesses[1].tolist()
 
 
+def test_logits_of_fewer_bits_are_those_numbers(device: str) -> None:
+    logits = (4 * torch.randn(4, 5000, device=device)).bfloat16()
+    draws = draws_of([1.0, 0.0, 0.3, 2.0], device)
+    assert torch.equal(sample(logits, draws), sample(logits.float(), draws))
+    assert torch.equal(sample(logits, None), sample(logits.float(), None))
+
+
+def test_ids_go_to_their_place_in_a_list_and_come_from_there(device: str) -> None:
+    logits, draws = torch.randn(3, 300, device=device), draws_of([1.0, 0.0, 0.5], device)
+    drawn = torch.arange(100, 110, device=device)
+    assert sample(logits, draws, drawn, torch.tensor([4], device=device)) is drawn
+    expected = [100, 101, 102, 103, *sample(logits, draws).tolist(), 107, 108, 109]
+    assert drawn.tolist() == expected
+    given = torch.tensor([7, -1, -10, 0, -6], device=device)
+    assert known_ids(given, drawn).tolist() == [7, expected[0], expected[9], 0, expected[5]]
+    many = torch.arange(2000, device=device)
+    assert torch.equal(known_ids(many, drawn), many)
+
+
 def test_other_types_and_shapes_are_refused(device: str) -> None:
-    with pytest.raises(ValueError, match="logits must be fp32"):
-        sample(torch.zeros(2, 5, dtype=torch.bfloat16, device=device), None)
+    with pytest.raises(ValueError, match="logits must be fp32 or bf16"):
+        sample(torch.zeros(2, 5, dtype=torch.float16, device=device), None)
     with pytest.raises(ValueError, match=r"draws must be contiguous int32 \[2, 3\], got torch.int32 \[2, 2\]"):
         sample(torch.zeros(2, 5, device=device), torch.zeros(2, 2, dtype=torch.int32, device=device))
+    with pytest.raises(ValueError, match=r"ids must be int64 and contiguous, got torch.int32"):
+        known_ids(torch.zeros(2, dtype=torch.int32, device=device), torch.zeros(2, dtype=torch.int64, device=device))
 
 
 @pytest.mark.gpu

@@ -13,13 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from engine.config.capacity import plan_capacity
 from engine.config.engine import EngineConfig
 from engine.model.context import ForwardContext
 from engine.model.decoder import TextModel
 from engine.model.kv_pool import KvPool
-from engine.runtime.runner import Runner
-from engine.runtime.sampler import Sampler
+from engine.runtime.assembly import hold, runner_of
 from engine.sched.batch import ScheduledBatch
 from engine.sched.scheduler import Scheduler
 from engine.wire.messages import Finished, Sampling, Submit
@@ -57,7 +55,7 @@ class _Recorder:
 
     def __init__(self, model: TextModel) -> None:
         self._model = model
-        self.device = model.device
+        self.config, self.dtype, self.device = model.config, model.dtype, model.device
         self.logits = model.logits
         self.hidden = torch.empty(0)
 
@@ -72,14 +70,13 @@ class EngineRun:
     ) -> None:
         """`before_step` sees every batch before the model does."""
         config = EngineConfig.for_device("cpu", **{"page_size": 4, "cache_bytes": 1 << 24} | settings)
-        self.plan = plan = plan_capacity(model.config, config, free_bytes=0)
-        pool = KvPool(plan, model.device)
-        pool.buffer.view(torch.float32).fill_(float("nan"))
         self._recorder = _Recorder(model)
-        sampler = Sampler(model.config.vocab_size, model.device, seed=0)
-        self._runner = Runner(self._recorder, pool, plan, sampler, None)  # type: ignore[arg-type]
+        held = hold(self._recorder, config, free_bytes=0)  # type: ignore[arg-type]
+        held.pool.buffer.view(torch.float32).fill_(float("nan"))
+        self.plan = held.plan
+        self._runner = runner_of(held, config)
         self.logits = model.logits
-        self._scheduler = Scheduler(config, plan)
+        self._scheduler = Scheduler(config, held.plan)
         self._before_step = before_step
         self.widest = 0  # sequences of one step
         self.mixed_steps = 0  # with decodes and parts of prompts

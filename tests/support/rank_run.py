@@ -28,7 +28,7 @@ from engine.config.model import ModelConfig
 from engine.model.decoder import TextModel
 from engine.model.kv_pool import KvPool
 from engine.model.load import load_model
-from engine.runtime.build import Held
+from engine.runtime.assembly import Held
 from engine.runtime.media import load_media
 from engine.runtime.media_encoder import MediaEncoder
 from engine.runtime.parallel import Place, Team, Told, join

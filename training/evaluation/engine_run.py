@@ -1,7 +1,7 @@
 """The engine itself, without gateway or processes: prompts of text -> greedy answers, all of them in its own scheduler.
 
-For machines that have a GPU but no server. Owns how the parts of the engine are put together for that; knows nothing of
-scores. Items must be without media, whose way leads through the gateway.
+For machines that have a GPU but no server. Knows nothing of scores. Items must be without media, whose way leads
+through the gateway.
 """
 
 from __future__ import annotations
@@ -11,14 +11,10 @@ from pathlib import Path
 
 import torch
 
-from engine.config.capacity import plan_capacity
 from engine.config.engine import EngineConfig
 from engine.config.model import ModelConfig
-from engine.model.kv_pool import KvPool
 from engine.model.load import load_model
-from engine.runtime.graphs import DecodeGraphs, GpuRecorder
-from engine.runtime.runner import Runner
-from engine.runtime.sampler import Sampler
+from engine.runtime.assembly import hold, runner_of
 from engine.sched.scheduler import Scheduler
 from engine.wire.messages import Sampling, Submit
 from training.encode import Encoder
@@ -38,11 +34,9 @@ class Engine:
         self.encoder = Encoder(folder)
         self.stop_ids = frozenset(config.eos_token_ids)
         model = load_model(folder, config, device, getattr(torch, settings.dtype), settings.max_model_len)
-        plan = plan_capacity(config, settings, _CACHE_BYTES)
-        pool = KvPool(plan, device)
-        graphs = None if device.type == "cpu" else DecodeGraphs(model, pool, plan, GpuRecorder())
-        self.runner = Runner(model, pool, plan, Sampler(config.vocab_size, device, 0), None, None, graphs)
-        self.scheduler = Scheduler(settings, plan)
+        held = hold(model, settings, _CACHE_BYTES)
+        self.runner = runner_of(held, settings)
+        self.scheduler = Scheduler(settings, held.plan)
 
     def answers(self, asked: Iterable[Prompt], answered: Callable[[Prompt, list[int]], None]) -> None:
         """`answered` gets each prompt's ids as they are complete; the last is a stop id unless it was cut off."""
