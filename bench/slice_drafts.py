@@ -21,15 +21,15 @@ from torch import Tensor
 from bench.gpu import Ceilings, ceilings, gpu_machine
 from bench.random_weights import RandomWeights
 from bench.report import RESULTS, Row, keep, show
-from bench.slice import CONFIG, FP8
+from bench.slice import CONFIG, FP8, NotedGraphs, layers_ms
 from engine.config.capacity import plan_capacity
 from engine.config.engine import MAX_SPECULATIVE_TOKENS, EngineConfig
 from engine.config.model import ModelConfig
 from engine.kernels.ops import ops_for
-from engine.kernels.sample import sample
 from engine.model.decoder import TextModel
 from engine.model.kv_pool import KvPool
 from engine.model.mtp import Drafter
+from engine.runtime.assembly import draw_ops
 from engine.runtime.draft_graphs import DraftGraphs
 from engine.runtime.drafted import DraftedSteps
 from engine.runtime.drafts import Drafts
@@ -72,11 +72,11 @@ class Clock:
         return {name: statistics.median(values) for name, values in times.items()}
 
 
-class TimedSteps(DecodeGraphs):
+class TimedSteps(NotedGraphs):
     clock: Clock
 
     def step(self, token_ids: Any, ctx: Any, draws: Any) -> Stepped:
-        self.clock.mark("model")
+        self.clock.mark("step")
         stepped = super().step(token_ids, ctx, draws)
         self.clock.mark("between")
         return stepped
@@ -114,6 +114,13 @@ class Bench(NamedTuple):
     unrecorded: Runner  # the same, whose steps are launched kernel by kernel
     route: CountedRoute
     clock: Clock
+    model_ms: Callable[[], float]  # of the last step's layers
+
+
+class _Layers(NamedTuple):
+    config: ModelConfig
+    graphs: NotedGraphs
+    layers: DecodeGraphs  # the same steps without head and draw
 
 
 def build(config: ModelConfig, engine: EngineConfig) -> Bench:
@@ -128,15 +135,17 @@ def build(config: ModelConfig, engine: EngineConfig) -> Bench:
     pool = KvPool(plan, device)
     sampler = Sampler(config.vocab_size, device, 0)
     clock = Clock()
-    steps = TimedSteps(model, pool, plan, GpuRecorder())
-    passes = TimedDrafts(drafter, model.logits, pool, plan, most, sample, GpuRecorder())
+    steps = TimedSteps(model, pool, plan, GpuRecorder(), draw_ops())
+    layers = DecodeGraphs(model, pool, plan, GpuRecorder())
+    passes = TimedDrafts(drafter, model.logits, pool, plan, most, draw_ops().sample, GpuRecorder())
     steps.clock = passes.clock = clock
     drafts = Drafts(drafter, model.logits, pool, plan, sampler)
     drafted = DraftedSteps(passes, sampler, device)
     runner, unrecorded = (
         Runner(model, pool, plan, sampler, None, None, graphs, drafts, drafted) for graphs in (steps, None)
     )
-    return Bench(config, engine, plan, runner, unrecorded, route, clock)
+    last = _Layers(config, steps, layers)
+    return Bench(config, engine, plan, runner, unrecorded, route, clock, lambda: layers_ms(last))
 
 
 def decoding(bench: Bench, batch: int, context: int, num_drafts: int) -> Scheduler:
@@ -189,6 +198,7 @@ def row_of(bench: Bench, batch: int, context: int, num_drafts: int) -> dict[str,
     bench.clock.wait()
     wall_ms = (time.perf_counter() - began_s) * 1e3 / STEPS
     times = bench.clock.take_ms()
+    model_ms = bench.model_ms()
     after = scheduler.figures()
     accepted, drafted = (
         [new - old for old, new in zip(*pair, strict=True)]
@@ -205,6 +215,7 @@ def row_of(bench: Bench, batch: int, context: int, num_drafts: int) -> dict[str,
         "context": context,
         "num_drafts": num_drafts,
         "wall_ms": wall_ms,
+        "model_ms": model_ms,
         **{f"{name}_ms": value for name, value in times.items()},
         "tokens_per_step": tokens / STEPS,
         "tokens_per_s": tokens / STEPS * 1e3 / wall_ms,
@@ -262,7 +273,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _shown(row: dict[str, Any]) -> Row:
-    kinds = ("model", "between", "drafts", "idle")
+    kinds = ("model", "step", "between", "drafts", "idle")
     parts = ", ".join(f"{kind} {row[f'{kind}_ms']:.2f}" for kind in kinds if f"{kind}_ms" in row)
     value = (
         f"{row['wall_ms']:.2f} ms ({parts}), {row['tokens_per_step']:.2f} tokens, {row['tokens_per_s']:,.0f} a second"

@@ -34,13 +34,15 @@ class Bursts(NamedTuple):
         return cls(drafts, owners, np.arange(len(owners)) - firsts[owners], lines)
 
 
-def num_right(bursts: Bursts, tokens: Tensor, drawn: Tensor) -> Tensor:
+def num_right(bursts: Bursts, tokens: Tensor, drawn: Tensor, limits: Int64s | None = None) -> Tensor:
     """int64 [sequences]: how many drafts equal what is drawn in their place, all those before them doing so, too.
 
-    `tokens` [rows]: ids that the rows are of; `drawn` [rows]: ids drawn behind them.
+    `tokens` [rows]: ids that the rows are of; `drawn` [rows]: ids drawn behind them. `limits` [sequences]: of drafts
+    that may count.
     """
     device = drawn.device
     lines = to_device(bursts.lines, device)
-    are_drafts = to_device(np.arange(1, bursts.lines.shape[1]) <= bursts.num_drafts[:, None], device)
+    most = bursts.num_drafts if limits is None else limits
+    are_drafts = to_device(np.arange(1, bursts.lines.shape[1]) <= most[:, None], device)
     right = (tokens[lines[:, 1:]] == drawn[lines[:, :-1]]) & are_drafts
     return right.long().cumprod(1).sum(1)

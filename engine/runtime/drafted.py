@@ -7,16 +7,20 @@ the device alone, from where the next step takes them. Knows nothing of how a st
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from engine.runtime.bursts import Bursts, num_right
 from engine.runtime.draft_graphs import DraftGraphs, DraftLine
+from engine.runtime.draws import allowed_in, why_stuck
 from engine.runtime.loop import StepResult
+from engine.runtime.masks import Masked
 from engine.runtime.sampler import Sampler
 from engine.runtime.step_inputs import StepInputs
 from engine.runtime.transfers import Fetched, Fetcher, to_device
@@ -35,24 +39,36 @@ class _Made(NamedTuple):
 class DraftedStep:
     """A step that the device has been given."""
 
-    def __init__(self, items: Sequence[Scheduled], fetched: Fetched, sampler: Sampler) -> None:
-        """`fetched`: ids drawn behind all rows, then of each item how many of its drafts were right."""
+    def __init__(
+        self, items: Sequence[Scheduled], held_rows: npt.NDArray[np.int64], fetched: Fetched, sampler: Sampler
+    ) -> None:
+        """`fetched`: ids drawn behind all rows, then of each item how many of its drafts were right, and of each row
+        that is held to a grammar whether any token is left."""
         self._items = items
+        self._held_rows = held_rows
         self._fetched = fetched
         self._sampler = sampler
 
     def result(self) -> StepResult:
         """Waits for it, but not for the drafts."""
-        values = self._fetched.wait()[0].tolist()
-        rights = values[len(values) - len(self._items) :]
+        values: list[int] = self._fetched.wait()[0].tolist()
+        num_rows = sum(item.num_tokens for item in self._items)
+        rights, alive = values[num_rows : num_rows + len(self._items)], values[num_rows + len(self._items) :]
+        stuck_rows = {row for row, one in zip(self._held_rows.tolist(), alive, strict=True) if not one}
         tokens: dict[Request, tuple[int, ...]] = {}
+        stuck: dict[Request, str] = {}
         first = 0
         for item, right in zip(self._items, rights, strict=True):
-            tokens[item.request] = tuple(values[first : first + 1 + right])
-            first += item.num_tokens
             self._sampler.move_on(item.request, 1 + right)
+            said = values[first : first + 1 + right]
+            if first in stuck_rows:
+                stuck[item.request] = why_stuck(item.request)
+            elif stuck_rows:  # the tokens before it are told first, and the next step finds the same
+                said = said[: next((place for place in range(1 + right) if first + place in stuck_rows), 1 + right)]
+            tokens[item.request] = tuple(said)
+            first += item.num_tokens
         drafts = {item.request: (UNKNOWN_TOKEN,) * item.next_drafts for item in self._items if item.next_drafts}
-        return StepResult(tokens, {}, {}, drafts=drafts)
+        return StepResult(tokens, {}, {}, stuck, drafts)
 
 
 class DraftedSteps:
@@ -92,14 +108,26 @@ class DraftedSteps:
 
         return batch._replace(items=tuple(map(filled, batch.items)))
 
-    def finish(self, batch: ScheduledBatch, tokens: Tensor, hidden: Tensor, logits: Tensor) -> DraftedStep:
-        """`tokens`, `hidden`, `logits`: of all rows."""
+    def finish(
+        self,
+        batch: ScheduledBatch,
+        tokens: Tensor,
+        hidden: Tensor,
+        logits: Tensor,
+        masks: Future[list[Masked]] | None,
+    ) -> DraftedStep:
+        """`tokens`, `hidden`, `logits`: of all rows. `masks`: of the items that have a grammar."""
         requests = [item.request for item in batch.items]
         bursts = Bursts.of([item.num_drafts for item in batch.items])
-        drawn = self._sampler.sample_bursts(logits, requests, bursts, tokens)
-        right = num_right(bursts, tokens, drawn)
+        allowed = limits = None
+        if masks is not None:
+            allowed, limits = allowed_in(masks.result(), requests, bursts)
+        drawn, alive = self._sampler.sample_bursts(logits, requests, bursts, tokens, allowed)
+        right = num_right(bursts, tokens, drawn, limits)
         self._sampler.count_bursts(requests, bursts, drawn, right)
-        step = DraftedStep(batch.items, self._fetcher.fetch([torch.cat((drawn, right))]), self._sampler)
+        wanted = (drawn, right) if alive is None else (drawn, right, alive.long())
+        held_rows = np.empty(0, np.int64) if allowed is None else allowed.rows
+        step = DraftedStep(batch.items, held_rows, self._fetcher.fetch([torch.cat(wanted)]), self._sampler)
         self._made = self._make(batch, drawn, hidden, right)
         return step
 

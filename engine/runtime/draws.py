@@ -10,13 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
+from engine.runtime.bursts import Bursts
 from engine.runtime.masks import Masked
 from engine.runtime.sampler import Allowed, Sampled, Sampler
 from engine.sched.batch import Scheduled
 from engine.sched.request import Request
 from engine.wire.messages import TokenLogprobs
+
+Int64s = npt.NDArray[np.int64]
 
 
 @dataclass
@@ -84,8 +88,22 @@ def _draw_one_each(
     if sampled.logprobs is not None:
         entries = zip(requests, sampled.logprobs, strict=True)
         drawn.logprobs = {request: [entry] for request, entry in entries if entry is not None}
-    drawn.stuck = {requests[row]: _why_stuck(requests[row]) for row in sampled.stuck}
+    drawn.stuck = {requests[row]: why_stuck(requests[row]) for row in sampled.stuck}
     return drawn
+
+
+def allowed_in(levels: Sequence[Masked], requests: Sequence[Request], bursts: Bursts) -> tuple[Allowed, Int64s]:
+    """What `levels` allow in the rows of bursts, and how many drafts of each request may count: none behind which there
+    is no mask."""
+    held = _held(requests)
+    limits = bursts.num_drafts.copy()
+    limits[held] = -1
+    rows: list[int] = []
+    for depth, level in enumerate(levels):
+        places = [held[member] for member in level.members]
+        rows += bursts.lines[places, depth].tolist()
+        limits[places] += 1
+    return Allowed(np.array(rows, np.int64), np.concatenate([level.words for level in levels])), limits
 
 
 def _held(requests: Sequence[Request]) -> list[int]:
@@ -113,7 +131,7 @@ def _take(drawn: Drawn, requests: Sequence[Request], sampled: Sampled, depth: in
     for row, (request, token, entry) in enumerate(zip(requests, sampled.token_ids, entries, strict=True)):
         if row in sampled.stuck:
             if depth == 0:  # else the tokens before it are told first, and the next step finds the same
-                drawn.stuck[request] = _why_stuck(request)
+                drawn.stuck[request] = why_stuck(request)
                 drawn.tokens[request] = (token,)
             continue
         drawn.tokens[request] = (*drawn.tokens.get(request, ()), token)
@@ -121,6 +139,6 @@ def _take(drawn: Drawn, requests: Sequence[Request], sampled: Sampled, depth: in
             drawn.logprobs.setdefault(request, []).append(entry)
 
 
-def _why_stuck(request: Request) -> str:
+def why_stuck(request: Request) -> str:
     error = None if request.matcher is None else request.matcher.error
     return error or "no token is left that both the grammar and the request's other fields allow"

@@ -124,12 +124,13 @@ class Runner:
 
     def takes(self, batch: ScheduledBatch) -> bool:
         """Whether it can be launched: nothing to come of it is needed on the host before the next step is launched."""
-        drafts = self._drafted is not None and batch.num_decodes == len(batch.items)
+        drafts = any(item.num_drafts or item.draft_rows for item in batch.items)
+        if drafts and (self._drafted is None or batch.num_decodes < len(batch.items)):
+            return False
         return all(
             item.samples
-            and (not (item.num_drafts or item.draft_rows) or (drafts and item.request.sampling.logprobs is None))
             and not item.request.reads_prompt
-            and item.request.matcher is None
+            and (item.request.sampling.logprobs is None if drafts else item.request.matcher is None)
             and not asks_the_host(item.request.sampling)
             for item in batch.items
         )
@@ -143,9 +144,7 @@ class Runner:
         self._admit(requests)
         inputs = self._inputs.build(requests, batch.items)
         if self._drafted is not None and any(item.num_drafts or item.draft_rows for item in batch.items):
-            tokens = self._drafted.tokens(batch, inputs)
-            step = self._step(batch, inputs, tokens)
-            return self._drafted.finish(batch, tokens, step.hidden, self._logits(batch, inputs, step))
+            return self._launch_drafted(self._drafted, batch, inputs)
         if len(self._launched) == 2:
             self._launched[0].wait()  # its ids lie where this one's will; whoever launches has been told of them by now
         known = inputs.token_ids[0] != UNKNOWN_TOKEN  # all of them or none
@@ -155,6 +154,14 @@ class Runner:
             self._drawing.keep_ids(chosen.token_ids)
         self._launched.append(LaunchedStep(requests, chosen, self._fetcher.fetch(chosen.tensors)))
         return self._launched[-1]
+
+    def _launch_drafted(self, drafted: DraftedSteps, batch: ScheduledBatch, inputs: StepInputs) -> DraftedStep:
+        """Grammars say what they allow while the model runs, for which they need the drafts."""
+        held = any(item.request.matcher is not None for item in batch.items)
+        masks = self._begin_masks(drafted.known(batch).items) if held else None
+        tokens = drafted.tokens(batch, inputs)
+        step = self._step(batch, inputs, tokens)
+        return drafted.finish(batch, tokens, step.hidden, self._logits(batch, inputs, step), masks)
 
     def _admit(self, requests: Sequence[Request]) -> None:
         for request in self._sampler.unknown(requests):

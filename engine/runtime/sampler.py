@@ -186,20 +186,32 @@ class Sampler:
         return self._choose(logits, slots), alive
 
     def sample_bursts(
-        self, logits: torch.Tensor, keys: Sequence[Hashable], bursts: Bursts, tokens: torch.Tensor
-    ) -> torch.Tensor:
-        """As `choose`, a token a row [rows], drawn as if the drafts before it had been said; none is counted yet.
+        self,
+        logits: torch.Tensor,
+        keys: Sequence[Hashable],
+        bursts: Bursts,
+        tokens: torch.Tensor,
+        allowed: Allowed | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """A token a row [rows], drawn as if the drafts before it had been said; none is counted yet. And which of the
+        rows in `allowed` have any token left. `logits` [rows, vocab] may be overwritten.
 
         `tokens` [rows]: ids that the rows are of.
         """
         state = self._state
-        if state.simple.issuperset(keys):
-            return self._likeliest(logits)
+        if allowed is None and state.simple.issuperset(keys):
+            return self._likeliest(logits), None
         slots = self._slots_of(keys)[bursts.owners]
-        if not state.columns["plain"][slots].all():
+        held = None if allowed is None else self._to_device(allowed.rows)
+        plain = state.columns["plain"][slots].all()
+        if allowed is not None or not plain:
             logits = logits.float()
+        if allowed is not None and held is not None:
+            self._forbid(logits, held, allowed.words)
+        if not plain:
             self._process(logits, slots, bursts.depths, tokens)
-        return self._choose(logits, slots, bursts.depths)
+        alive = None if held is None else logits[held].amax(-1) > -torch.inf
+        return self._choose(logits, slots, bursts.depths), alive
 
     def count_bursts(
         self, keys: Sequence[Hashable], bursts: Bursts, token_ids: torch.Tensor, num_right: torch.Tensor

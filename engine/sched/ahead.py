@@ -11,14 +11,15 @@ from engine.sched.request import State
 
 
 def one_further(batch: ScheduledBatch, cache: HomeCaches) -> ScheduledBatch | None:
-    """Those of `batch` whose answers go on, as far as their lengths tell. None if one finds no page or has drafts.
+    """Those of `batch` whose answers go on, as far as their lengths tell. None if one has drafts or a grammar, or finds
+    no page.
 
     Pages that were taken until then stay with their requests, which need them in the next step.
     """
     items: list[Scheduled] = []
     for item in batch.items:
-        if item.num_drafts:
-            return None  # how far it goes is known once they are verified
+        if item.num_drafts or item.request.matcher is not None:
+            return None  # how far it goes, or what it may say then, is known when the step is over
         request = item.request
         start = item.start + item.num_tokens
         if request.state is State.ENDED or request.is_full_with(start + 1):

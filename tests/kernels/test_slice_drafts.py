@@ -16,7 +16,7 @@ class NoClock(Clock):
         pass
 
     def take_ms(self) -> dict[str, float]:
-        return {"model": 2.0, "drafts": 0.5}
+        return {"step": 2.0, "drafts": 0.5}
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def bench() -> Bench:
     settings = {"max_model_len": 1024, "max_num_batched_tokens": 64, "cache_bytes": 1 << 24}
     own = DraftingEngine(config, 3, launches=True, positions=1024, **settings)
     route = CountedRoute(own.ops.moe_route)
-    return Bench(config, own.engine, own.plan, own.runner, own.runner, route, NoClock())
+    return Bench(config, own.engine, own.plan, own.runner, own.runner, route, NoClock(), lambda: 2.0)
 
 
 @pytest.mark.parametrize(("batch", "num_drafts"), [(1, 0), (1, 3), (3, 2)])

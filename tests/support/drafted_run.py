@@ -18,6 +18,7 @@ from engine.model.context import ForwardContext
 from engine.model.decoder import TextModel
 from engine.model.kv_pool import KvPool
 from engine.model.mtp import Drafter
+from engine.runtime.assembly import draw_ops
 from engine.runtime.draft_graphs import Choose, DraftGraphs
 from engine.runtime.drafted import DraftedStep, DraftedSteps
 from engine.runtime.drafts import Drafts
@@ -103,7 +104,7 @@ class DraftingEngine:
         pool.buffer.view(torch.float32).fill_(float("nan"))
         self.sampler = Sampler(config.vocab_size, place, 0)
         record = record or (lambda step: step)
-        graphs = None if kernels is None else DecodeGraphs(model, pool, plan, record)
+        graphs = None if kernels is None else DecodeGraphs(model, pool, plan, record, draw_ops())
         if graphs is not None and device == "cuda":
             with torch.inference_mode():
                 graphs.record_all()
