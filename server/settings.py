@@ -190,9 +190,6 @@ def _check_together(settings: Settings) -> None:
         if settings.tensor_parallel_size < 2:
             ranks = settings.tensor_parallel_size
             raise SettingsError(f"--attention-data-parallel needs --tensor-parallel-size of at least 2, got {ranks}")
-        if settings.speculative_tokens:
-            given = settings.speculative_tokens
-            raise SettingsError(f"--attention-data-parallel needs --speculative-tokens 0, got {given}")
     if settings.api_key_file is not None and not settings.keys:
         # Whoever names a file wants the server locked.
         raise SettingsError(f"--api-key-file {settings.api_key_file}: must hold at least one key, a line each")

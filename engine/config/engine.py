@@ -71,11 +71,6 @@ class EngineConfig:
             raise ValueError(
                 f"attention_data_parallel needs a tensor_parallel_size of at least 2, got {self.tensor_parallel_size}"
             )
-        if self.attention_data_parallel and self.speculative_tokens:
-            raise ValueError(
-                "speculative_tokens must be 0 with attention_data_parallel, as one rank drafts for all, got"
-                f" {self.speculative_tokens}"
-            )
         if not 0 <= self.speculative_tokens <= MAX_SPECULATIVE_TOKENS:
             raise ValueError(
                 f"speculative_tokens must be from 0 to {MAX_SPECULATIVE_TOKENS}, got {self.speculative_tokens}"

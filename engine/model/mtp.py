@@ -49,15 +49,17 @@ class Drafter:
         self._singles = {count: self._make_single(count) for count in counts}
 
     @torch.inference_mode()
-    def write(self, tokens: Tensor, positions: Tensor, hidden: Tensor, slots: Tensor, pool: KvPool) -> None:
-        """The cache rows of `positions`. `tokens` [rows]: the next ones; `hidden` [rows, hidden]: the text model's."""
+    def write(self, tokens: Tensor, hidden: Tensor, ctx: ForwardContext, pool: KvPool) -> None:
+        """The cache rows of the context's positions, at its sliding window's slots; nothing else of it is read.
+
+        `tokens` [rows]: the next ones; `hidden` [rows, hidden]: the text model's.
+        """
         rows = _rows_of(pool)
         if (single := self._single_for(len(tokens), rows)) is not None:
-            single.write(tokens, positions, hidden, slots, rows)
+            single.write(tokens, ctx.positions, hidden, ctx.swa_slots, rows)
             return
-        self._layer.write(
-            self._joined(tokens, positions, hidden), self._turns(positions), rows.of_slots(slots), _cache(rows)
-        )
+        joined = self._joined(tokens, ctx.positions, hidden)
+        self._layer.write(joined, self._turns(ctx.positions), rows.of_slots(ctx.swa_slots), _cache(rows))
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor, hidden: Tensor, ctx: ForwardContext, pool: KvPool) -> Tensor:

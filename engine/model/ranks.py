@@ -90,7 +90,7 @@ class Spread:
             return rows
         rows = own.new_empty(self._ranks * self._most, own.shape[1])
         padded = own if len(own) == self._most else F.pad(own, (0, 0, 0, self._most - len(own)))
-        dist.all_gather_into_tensor(rows, padded)
+        dist.all_gather_single(rows, padded)
         return rows if self._places is None else rows.index_select(0, self._places)
 
     def summed(self, partial: Tensor) -> Tensor:
@@ -102,7 +102,7 @@ class Spread:
             padded = partial.new_zeros(self._ranks * self._most, partial.shape[1])
             partial = padded.index_copy_(0, self._places, partial)
         own = partial.new_empty(self._most, partial.shape[1])
-        dist.reduce_scatter_tensor(own, partial)
+        dist.reduce_scatter_single(own, partial)
         return own[: self._own.stop - self._own.start]
 
 

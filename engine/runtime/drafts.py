@@ -18,6 +18,7 @@ from engine.config.capacity import CapacityPlan
 from engine.model.context import ForwardContext
 from engine.model.kv_pool import KvPool
 from engine.model.mtp import Drafter
+from engine.runtime.parallel_draft import SpreadDrafter
 from engine.runtime.sampler import Sampler
 from engine.runtime.step_inputs import Tables
 from engine.sched.batch import Scheduled
@@ -33,12 +34,13 @@ class _Rows(NamedTuple):
     tokens: list[int]  # the next ones
     positions: list[int]
     tables: list[int]
+    homes: list[int]
 
 
 class Drafts:
     def __init__(
         self,
-        drafter: Drafter,
+        drafter: Drafter | SpreadDrafter,
         logits: Callable[[Tensor], Tensor],
         pool: KvPool,
         plan: CapacityPlan,
@@ -61,8 +63,8 @@ class Drafts:
         self, items: Sequence[Scheduled], starts: Sequence[int], hidden: Tensor, tokens: Mapping[Request, Sequence[int]]
     ) -> dict[Request, list[int]]:
         """`starts`: of each item's rows in `hidden` [rows, hidden]. `tokens`: what the items brought."""
-        written = _Rows([], [], [], [])
-        last = _Rows([], [], [], [])
+        written = _Rows([], [], [], [], [])
+        last = _Rows([], [], [], [], [])
         drafting: list[Scheduled] = []
         for item, first in sorted(zip(items, starts, strict=False), key=lambda one: -one[0].next_drafts):
             if item.draft_rows:
@@ -78,11 +80,9 @@ class Drafts:
         return self._passes(drafting, last, hidden) if drafting else {}
 
     def _write(self, rows: _Rows, hidden: Tensor) -> None:
-        positions = np.array(rows.positions)
-        slots = self._to_device(self._slots(np.array(rows.tables), positions))
+        context = self._context(np.array(rows.positions), np.array(rows.tables), rows.homes, num_pages=0)
         states = hidden[self._to_device(np.array(rows.hidden))]
-        tokens = self._to_device(np.array(rows.tokens))
-        self._drafter.write(tokens, self._to_device(positions), states, slots, self._pool)
+        self._drafter.write(self._to_device(np.array(rows.tokens)), states, context, self._pool)
 
     def _passes(self, drafting: Sequence[Scheduled], rows: _Rows, hidden: Tensor) -> dict[Request, list[int]]:
         """`drafting`: those with the most drafts first, so that whoever is done leaves from the end."""
@@ -93,7 +93,8 @@ class Drafts:
         drafts: list[Tensor] = []
         for ahead in range(drafting[0].next_drafts):
             count = sum(item.next_drafts > ahead for item in drafting)
-            context = self._context(positions[:count] + ahead, tables[:count])
+            num_pages = (int(positions[:count].max()) + ahead) // self._page_size + 1
+            context = self._context(positions[:count] + ahead, tables[:count], rows.homes[:count], num_pages)
             state = self._drafter.forward(tokens[:count], state[:count], context, self._pool)
             tokens = self._sampler.guess(self._logits(state), requests[:count], ahead)
             drafts.append(tokens)
@@ -103,12 +104,14 @@ class Drafts:
                 made[request].append(token)
         return made
 
-    def _context(self, positions: Int64s, tables: Int64s) -> ForwardContext:
+    def _context(self, positions: Int64s, tables: Int64s, homes: list[int], num_pages: int) -> ForwardContext:
+        """To the layer every row is a sequence. `num_pages`: that are read of each."""
         count = len(positions)
         slots = self._to_device(self._slots(tables, positions))
-        table = self._to_device(self._tables.rows[tables, : int(positions.max()) // self._page_size + 1])
+        table = self._to_device(self._tables.rows[tables, :num_pages])
         lens = (positions + 1).tolist()
-        return ForwardContext(self._to_device(positions), range(count + 1), lens, count, slots, slots, table, table)
+        starts = range(count + 1)
+        return ForwardContext(self._to_device(positions), starts, lens, count, slots, slots, table, table, homes)
 
     def _slots(self, tables: Int64s, positions: Int64s) -> Int64s:
         numbers, places = np.divmod(positions, self._page_size)
@@ -131,4 +134,5 @@ def _known(item: Scheduled, first: int, tokens: Sequence[int], table: int) -> _R
         following,
         list(range(item.start, item.start + count)),
         [table] * count,
+        [item.home] * count,
     )

@@ -83,7 +83,14 @@ class Encode(msgspec.Struct, frozen=True, tag=True):
     counts: list[int]  # tokens of each rank
 
 
-Told = Forward | Logits | Encode
+class Draft(msgspec.Struct, frozen=True, tag=True):
+    """A pass of the layer that drafts, or only its rows; hidden states of all ranks' rows follow by broadcast."""
+
+    step: Forward
+    writes: bool
+
+
+Told = Forward | Logits | Encode | Draft
 
 
 class RanksError(RuntimeError):

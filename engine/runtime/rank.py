@@ -23,11 +23,14 @@ import torch.distributed as dist
 
 from engine.config.log_format import set_up_logging
 from engine.config.model import ModelConfig
+from engine.model.load import load_drafter
+from engine.model.mtp import Drafter
 from engine.runtime.assembly import Held
 from engine.runtime.build import DTYPES, hold
 from engine.runtime.media import load_media
 from engine.runtime.media_encoder import MediaEncoder
-from engine.runtime.parallel import Encode, Logits, Place, Told, context_of, join
+from engine.runtime.parallel import Draft, Encode, Logits, Place, Told, context_of, join
+from engine.runtime.parallel_draft import follow_draft
 from engine.runtime.parallel_encode import follow_encode
 
 EXIT_FAILED = 1
@@ -47,7 +50,7 @@ def main() -> int:
     set_up_logging(place.log_level, place.log_format)
     torch.set_num_threads(place.threads)
     try:
-        held, encoder = _hold(place)
+        held, encoder, drafter = _hold(place)
     except (ValueError, OSError) as error:
         log.critical("rank %d cannot start: %s", place.rank, error)
         return EXIT_REFUSED
@@ -59,19 +62,25 @@ def main() -> int:
             except (EOFError, OSError):  # rank 0 has ended, and may not have done so in order
                 shutil.rmtree(folder, ignore_errors=True)
                 return 0
-            follow(held, decoder.decode(frame), place.rank, encoder)
+            follow(held, decoder.decode(frame), place.rank, encoder, drafter)
 
 
-def _hold(place: Place) -> tuple[Held, MediaEncoder | None]:
-    """The encoders are whole on every rank."""
+def _hold(place: Place) -> tuple[Held, MediaEncoder | None, Drafter | None]:
+    """Encoders are whole on every rank, and so is the layer that drafts, where ranks have sequences of their own."""
     ranks = join(place)
     folder, device, dtype = Path(place.folder), torch.device(place.engine.device), DTYPES[place.engine.dtype]
-    media = load_media(folder, ModelConfig.from_folder(folder), device, dtype)
+    config = ModelConfig.from_folder(folder)
+    media = load_media(folder, config, device, dtype)
+    drafter = None
+    if place.engine.speculative_tokens and place.engine.attention_data_parallel:
+        drafter = load_drafter(folder, config, device, dtype, place.engine.max_model_len)
     held = hold(folder, place.engine, ranks, media)
-    return held, None if media is None else media.encoder(device, None)
+    return held, None if media is None else media.encoder(device, None), drafter
 
 
-def follow(held: Held, message: Told, rank: int, encoder: MediaEncoder | None = None) -> None:
+def follow(
+    held: Held, message: Told, rank: int, encoder: MediaEncoder | None = None, drafter: Drafter | None = None
+) -> None:
     """Does what rank 0 said and does itself."""
     model = held.model
     if isinstance(message, Encode):
@@ -81,6 +90,10 @@ def follow(held: Held, message: Told, rank: int, encoder: MediaEncoder | None = 
         return
     if isinstance(message, Logits):
         model.logits(_from_first(held, message.num_rows))
+        return
+    if isinstance(message, Draft):
+        assert drafter is not None
+        follow_draft(message, rank, drafter, _from_first(held, sum(message.step.counts)), held.pool)
         return
     device = torch.device("cpu") if message.recorded else model.device
     tokens, context = context_of(message, device)

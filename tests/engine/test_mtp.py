@@ -62,7 +62,10 @@ class Paged:
     def write(self, tokens: Tensor, hidden: Tensor, start: int = 0) -> None:
         positions = torch.arange(start, start + len(tokens))
         if len(tokens):
-            self._drafter.write(tokens, positions, hidden, self.slots(positions), self.pool)
+            slots, table = self.slots(positions), self._table[None, :0].expand(len(tokens), 0)
+            lens = (positions + 1).tolist()
+            context = ForwardContext(positions, range(len(lens) + 1), lens, len(lens), slots, slots, table, table)
+            self._drafter.write(tokens, hidden, context, self.pool)
 
     def forward(self, token: Tensor, hidden: Tensor, position: int) -> Tensor:
         at = torch.tensor([position])

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.e2e
 WAIT_S = 60.0
 SHARED = ("--tensor-parallel-size", "2", "--enable-expert-parallel")
 SPREAD = (*SHARED, "--attention-data-parallel")
+DRAFTS = ("--speculative-tokens", "2")
 PICTURE_PAD, PICTURE_SIDE, PICTURE_TOKENS = 3054, 56, 4
 
 
@@ -77,6 +78,7 @@ async def answers(folder: Path) -> dict[str, list[Tokens]]:
         await gateway.until_over(*(one.request_id for one in requests()))
         beat = await gateway.until_idle()
         check_load(beat.expert_load)
+        assert not beat.drafted_tokens or beat.drafted_tokens[0] > 0
         return {name: [one for one in got if isinstance(one, Tokens)] for name, got in gateway.got.items()}
 
 
@@ -89,6 +91,11 @@ def check_load(load: Sequence[int]) -> None:
         assert sum(load) >= 4 * 9 * sum(len(one.prompt_ids) + 5 * one.n for one in requests())
 
 
+def texts(answer: Sequence[Tokens]) -> dict[int, list[int]]:
+    """Of each choice. With drafts a message may bring several tokens."""
+    return {index: [token for one in answer if one.index == index for token in one.token_ids] for index in range(2)}
+
+
 def logprobs(answer: Sequence[Tokens]) -> list[float]:
     """Of the prompt, and of all choices' tokens, in order."""
     found = [entry.logprob for one in answer for entry in one.prompt_logprobs or () if entry is not None]
@@ -99,7 +106,7 @@ def logprobs(answer: Sequence[Tokens]) -> list[float]:
 
 def test_two_ranks_answer_as_one_process_does_and_end_together(tmp_path: Path) -> None:
     found = {}
-    for name, flags in {"one": (), "two": SHARED, "spread": SPREAD}.items():
+    for name, flags in {"one": (), "two": SHARED, "spread": (*SPREAD, *DRAFTS)}.items():
         with worker(tmp_path / name, *flags) as process:
             found[name] = asyncio.run(answers(tmp_path / name))
             others = ranks_of(process)
@@ -111,7 +118,7 @@ def test_two_ranks_answer_as_one_process_does_and_end_together(tmp_path: Path) -
         one = found["one"][request.request_id]
         assert len(logprobs(one)) == len(request.prompt_ids) - 1 + 6 * request.n
         for ranks in (found["two"][request.request_id], found["spread"][request.request_id]):
-            assert sorted((t.index, t.token_ids) for t in ranks) == sorted((t.index, t.token_ids) for t in one)
+            assert texts(ranks) == texts(one)
             assert logprobs(ranks) == pytest.approx(logprobs(one), rel=1e-4, abs=1e-4)
 
 
@@ -128,7 +135,7 @@ def test_ranks_with_drafts_answer_as_one_process_without(tmp_path: Path) -> None
         return {name: [token for one in tokens for token in one.token_ids] for name, tokens in got.items()}, beat
 
     found, beats = {}, {}
-    for name, flags in {"one": (), "two": (*SHARED, "--speculative-tokens", "2")}.items():
+    for name, flags in {"one": (), "two": (*SHARED, *DRAFTS)}.items():
         with worker(tmp_path / name, *flags) as process:
             found[name], beats[name] = asyncio.run(answered(tmp_path / name))
             process.terminate()

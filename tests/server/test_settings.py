@@ -54,11 +54,6 @@ def test_the_environment_may_name_the_file(tmp_path: Path) -> None:
             {},
             ["--attention-data-parallel", "--data-parallel-size"],
         ),
-        (
-            {"attention_data_parallel": True, "tensor_parallel_size": 2, "speculative_tokens": 1},
-            {},
-            ["--attention-data-parallel", "--speculative-tokens 0, got 1"],
-        ),
         ({"ssl_certfile": __file__}, {}, ["--ssl-certfile", "--ssl-keyfile"]),
         ({"otlp_traces_endpoint": "collector:4318"}, {}, ["--otlp-traces-endpoint", "'collector:4318'"]),
         ({"max_concurrency_per_key": 2}, {}, ["--max-concurrency-per-key", "--api-key"]),
