@@ -1,8 +1,8 @@
 """Checkpoint folder → TextModel, Drafter, Encoders. Memory-mapped, in layer order; owns which tensor is of which part.
 
 Any tensor that is missing, of another shape or of no known part is an error that names it. Tensors of parts that are
-not loaded are known and left alone. FP8 weights can be had as they are, for devices
-that multiply them, or widened.
+not loaded are known and left alone. FP8 weights can be had as they are, for devices that multiply them, or widened.
+For a GPU what lies in one piece is not mapped but read (`engine.model.shard_reader`).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from engine.model.audio import AudioEncoder
 from engine.model.decoder import TextModel
 from engine.model.mtp import Drafter
 from engine.model.ranks import Ranks
+from engine.model.shard_reader import Shard, ShardReader
 from engine.model.vision import PixelScale, VisionEncoder
 
 _INDEX = "model.safetensors.index.json"
@@ -121,6 +122,8 @@ class Checkpoint:
         self._left = set(self._files)
         self._tail_rope = _has_tail_rope(folder, metadata)
         self._open: dict[str, Any] = {}
+        self._shards: dict[str, Shard] = {}
+        self._reader = ShardReader(device) if device.type == "cuda" else None
         self._closing = ExitStack()
         self._cuts = cuts
         self._passes_over = passes_over or (
@@ -132,10 +135,13 @@ class Checkpoint:
 
     def __enter__(self) -> Checkpoint:
         self._closing.enter_context(self._progress)
+        if self._reader is not None:
+            self._closing.callback(self._reader.close)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._open.clear()
+        self._shards.clear()
         self._closing.close()
 
     def take(self, name: str, *shape: int) -> Tensor:
@@ -158,7 +164,7 @@ class Checkpoint:
         if codes.dtype != torch.float8_e4m3fn:
             raise CheckpointError(f"{self._folder}: {name} must be float8_e4m3fn beside its scales, got {codes.dtype}")
         scales = self._read(name + _SCALE_SUFFIX, _scale_shape(shape, cut), _scale_cut(cut))
-        return Fp8Weight.of(codes.to(self._device), scales.to(self._device, copy=True))
+        return Fp8Weight.of(codes.to(self._device), scales.to(self._device))
 
     def check_all_taken(self) -> None:
         unexpected = sorted(name for name in self._left if not self._passes_over(name))
@@ -175,8 +181,8 @@ class Checkpoint:
             raise CheckpointError(f"{self._folder}: {name} is {tensor.dtype}, not a floating type that is supported")
         if self._tail_rope:
             tensor = _leading_rope(name, tensor, self._config)
-        # Always a copy, so that no weight keeps a file mapped.
-        return tensor.to(device=self._device, dtype=dtype, copy=True)
+        # On a CPU always a copy, so that no weight keeps a file mapped.
+        return tensor.to(device=self._device, dtype=dtype, copy=self._device.type == "cpu")
 
     def _cut_of(self, name: str) -> Cut | None:
         return None if self._cuts is None else self._cuts.of(name)
@@ -188,8 +194,9 @@ class Checkpoint:
             raise CheckpointError(f"{self._folder}: missing tensor {name}{hint}")
         file = self._files[name]
         try:
-            tensor, whole = _part(self._handle(file), name, cut)
-        except SafetensorError as error:
+            handle = self._handle(file)
+            tensor, whole = self._read_straight(file, name, cut) or _part(handle, name, cut)
+        except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{self._folder / file}: {name} cannot be read: {error}") from error
         wanted = list(shape)
         if cut is not None:
@@ -199,6 +206,23 @@ class Checkpoint:
         self._left.remove(name)
         self._progress.advance(self._task)
         return tensor
+
+    def _read_straight(self, file: str, name: str, cut: Cut | None) -> tuple[Tensor, list[int]] | None:
+        """As `_part`; None where the device is a CPU, and of what lies in many pieces or is not known here."""
+        if self._reader is None:
+            return None
+        if file not in self._shards:
+            self._shards[file] = Shard(self._folder / file)
+            self._closing.callback(self._shards[file].close)
+        stored = self._shards[file].stored(name)
+        if stored is None:
+            return None
+        rows = stored.shape[0] if stored.shape else 1
+        if cut is None:
+            return self._reader.read(self._shards[file], stored, 0, rows), list(stored.shape)
+        if cut.dim or rows != cut.whole or cut.start + cut.length > rows:
+            return None
+        return self._reader.read(self._shards[file], stored, cut.start, cut.length), list(stored.shape)
 
     def _handle(self, file: str) -> Any:
         if file not in self._open:
