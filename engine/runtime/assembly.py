@@ -23,6 +23,7 @@ from engine.runtime.drafts import Drafts
 from engine.runtime.graphs import DecodeGraphs, DrawOps, GpuRecorder
 from engine.runtime.media_encoder import MediaEncoder
 from engine.runtime.parallel import LeadModel, Recorded, Team
+from engine.runtime.parallel_draft import SpreadDrafter
 from engine.runtime.parallel_spread import led
 from engine.runtime.runner import Runner
 from engine.runtime.sampler import Sampler
@@ -66,14 +67,18 @@ def runner_of(
     encoder: MediaEncoder | None = None,
     on_layer: Callable[[], None] | None = None,
 ) -> Runner:
-    """`team`: the other ranks; the first drafts alone, with all of that layer, but for the head."""
+    """`team`: the other ranks. The first drafts alone, with all of that layer, but for the head; where ranks have
+    sequences of their own, each has the layer and passes its own rows through it."""
     plan, pool, device = held.plan, held.pool, held.model.device
     model: TextModel | LeadModel = held.model
     graphs: DecodeGraphs | Recorded | None = held.graphs
     if team is not None:
         model, graphs = led(held.model, held.graphs, team)
     sampler = Sampler(model.config.vocab_size, device, engine.seed)
-    drafts = None if drafter is None else Drafts(drafter, model.logits, pool, plan, sampler)
+    drafts = None
+    if drafter is not None:
+        layer = SpreadDrafter(drafter, team) if team is not None and plan.homes > 1 else drafter
+        drafts = Drafts(layer, model.logits, pool, plan, sampler)
     drafted = None
     if drafter is not None and team is None and device.type == "cuda":
         drafted = _drafted(held, sampler, drafter, engine.speculative_tokens)
