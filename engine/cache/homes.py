@@ -17,6 +17,10 @@ class HomeCaches:
     def __init__(self, plan: CapacityPlan, enable_prefix_caching: bool) -> None:
         self._by_home = [HybridCache(plan, enable_prefix_caching, home) for home in range(plan.homes)]
 
+    @property
+    def num_homes(self) -> int:
+        return len(self._by_home)
+
     def kept_pages(self, offsets: Iterable[int]) -> frozenset[int]:
         return self._by_home[0].kept_pages(offsets)
 

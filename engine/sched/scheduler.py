@@ -22,6 +22,7 @@ from engine.sched.batch import Output, ScheduledBatch
 from engine.sched.drafting import DraftPlan
 from engine.sched.encodings import Encodings
 from engine.sched.parts import Part
+from engine.sched.placement import homes_for
 from engine.sched.ranked import Ranked
 from engine.sched.request import Request, State
 from engine.sched.step import Step
@@ -29,7 +30,6 @@ from engine.sched.submission import Submission
 from engine.wire.messages import Finished, FinishReason, Submit
 from engine.wire.refused import RefusedError
 
-_HELD_FOR_A_HIT = 8  # tokens that a rank may hold beyond another for each token that is found there and not computed
 _STEPS_BETWEEN_TRIES = 8  # of a request that found no room: looking its prompt up costs time in every step
 
 _NO_DRAFTS: Mapping[Request, Sequence[int]] = {}
@@ -329,23 +329,9 @@ class Scheduler:
 
         None: it does not run. 0: it does, but its media cannot be encoded in this step any more.
         """
-        started = (self._start_at(home, request, budget) for home in self._homes_for(request))
+        homes = homes_for(request, self._running, self._cache, self._alone)
+        started = (self._start_at(home, request, budget) for home in homes)
         return next((num_tokens for num_tokens in started if num_tokens is not None), None)
-
-    def _homes_for(self, request: Request) -> Sequence[int]:
-        """Where it may run, the best first: there the fewest tokens are held, and more of its own are found."""
-        if self._plan.homes == 1:
-            return (0,)
-        if (home := next((home for home, alone in self._alone.items() if alone is request), None)) is not None:
-            return (home,)
-        hits = [0] * self._plan.homes
-        if not request.reads_prompt:
-            hits = self._cache.num_hits(request.keys, request.submission.submit.cache_salt)
-        costs = [-_HELD_FOR_A_HIT * hit for hit in hits]
-        for other in self._running:
-            assert other.pages is not None
-            costs[other.pages.home] += len(other.tokens)
-        return sorted(set(range(self._plan.homes)) - self._alone.keys(), key=lambda home: (costs[home], home))
 
     def _start_at(self, home: int, request: Request, budget: int) -> int | None:
         pages = self._begin(home, request)
