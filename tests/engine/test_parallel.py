@@ -12,7 +12,14 @@ from engine.config.encoders import SAMPLES_PER_TOKEN
 from engine.config.model import ModelConfig
 from engine.sched.parts import Part
 from tests.support.engine_run import Text
-from tests.support.rank_run import encoded_by_one, encoded_by_ranks, logits_of_one, logits_of_ranks
+from tests.support.rank_run import (
+    answers_in_a_small_cache,
+    answers_of_one,
+    encoded_by_one,
+    encoded_by_ranks,
+    logits_of_one,
+    logits_of_ranks,
+)
 from tests.support.tiny_model import VOCAB, tiny_config, write_checkpoint
 
 pytestmark = [
@@ -104,6 +111,25 @@ def test_ranks_compute_what_one_process_does(case: Case, tmp_path: Path) -> None
     for logits in found:
         assert torch.equal(logits, found[0])
         assert float((logits - wanted).abs().max() / wanted.abs().max()) < LIMIT
+
+
+def test_ranks_with_small_caches_preempt_and_find_prefixes_without_a_change(tmp_path: Path) -> None:
+    """Seven texts, four of which begin alike, in caches of two ranks that hold two of them each."""
+    folder = tmp_path / "plain"
+    write_checkpoint(folder, tiny_config("plain", **HEADS), seed=2)
+    drawn = random.Random(4)
+    stem = [drawn.randrange(4, VOCAB) for _ in range(24)]
+
+    def text(number: int) -> Text:
+        begin = stem if number % 2 == 0 else stem[::-1][: 4 + number]
+        ids = [*begin, *(drawn.randrange(4, VOCAB) for _ in range(85))]
+        return Text(f"text-{number}", ids, len(begin) + 5, keep_offsets=(24,), arrives=number // 2 * 5)
+
+    asked = [text(number) for number in range(7)]
+    wanted = answers_of_one(folder, asked)
+    found = answers_in_a_small_cache(folder, asked, tmp_path / "ranks", 2, cache_bytes=3 << 16)
+    assert wanted.shape == found.shape == (7 * 80, VOCAB)
+    assert float((found - wanted).abs().max() / wanted.abs().max()) < LIMIT
 
 
 def media_parts() -> list[Part]:

@@ -37,7 +37,7 @@ from engine.runtime.parallel_spread import SpreadModel
 from engine.runtime.rank import follow
 from engine.sched.encodings import EncoderWork
 from engine.sched.parts import Part, Span
-from tests.support.engine_run import EngineRun, Text
+from tests.support.engine_run import Computed, EngineRun, Text
 
 WAIT_S = 600.0
 SETTINGS: dict[str, Any] = {"page_size": 4, "cache_bytes": 1 << 23, "max_num_batched_tokens": 32, "max_num_seqs": 8}
@@ -52,6 +52,15 @@ def logits_of_ranks(folder: Path, texts: Sequence[Text], out: Path, ranks: int, 
     return results_of(folder, engine, out, partial(_run_texts, texts), hold)
 
 
+def answers_in_a_small_cache(folder: Path, texts: Sequence[Text], out: Path, ranks: int, **settings: Any) -> Tensor:
+    """fp32 [tokens of all answers, vocab] of ranks with sequences of their own, some preempted, some found in part."""
+    engine = EngineConfig.for_device(
+        "cpu", tensor_parallel_size=ranks, attention_data_parallel=True, **SETTINGS | settings
+    )
+    [logits] = results_of(folder, engine, out, partial(_run_crowded, texts), _hold)
+    return logits
+
+
 def encoded_by_ranks(folder: Path, parts: Sequence[Part], out: Path, ranks: int) -> Tensor:
     """Rows of all parts [tokens, hidden], as rank 0 keeps them."""
     engine = EngineConfig.for_device("cpu", tensor_parallel_size=ranks, **SETTINGS)
@@ -64,8 +73,16 @@ def encoded_by_one(folder: Path, parts: Sequence[Part]) -> Tensor:
 
 
 def logits_of_one(folder: Path, texts: Sequence[Text]) -> Tensor:
+    return _logits(_run_of_one(folder), texts)
+
+
+def answers_of_one(folder: Path, texts: Sequence[Text]) -> Tensor:
+    return _answers(_run_of_one(folder), texts)[0]
+
+
+def _run_of_one(folder: Path) -> EngineRun:
     config = ModelConfig.from_folder(folder)
-    return _logits(EngineRun(load_model(folder, config, torch.device("cpu"), torch.float32), **SETTINGS), texts)
+    return EngineRun(load_model(folder, config, torch.device("cpu"), torch.float32), **SETTINGS)
 
 
 Job = Callable[[Place, Team | None], Tensor]
@@ -117,8 +134,21 @@ def _run_texts(texts: Sequence[Text], place: Place, team: Team | None) -> Tensor
     model: Any = _model(place)
     if team is not None:
         model = SpreadModel(model, team)
-    settings = {name: getattr(place.engine, name) for name in ("tensor_parallel_size", "attention_data_parallel")}
-    return _logits(EngineRun(model, **SETTINGS, **settings), texts)
+    return _logits(_run_on(model, place), texts)
+
+
+def _run_crowded(texts: Sequence[Text], place: Place, team: Team | None) -> Tensor:
+    assert team is not None
+    run = _run_on(SpreadModel(_model(place), team), place)
+    logits, computed = _answers(run, texts)
+    assert run.preemptions > 0
+    assert sum(one.cached_tokens > 0 for one in computed) > 1
+    return logits
+
+
+def _run_on(model: Any, place: Place) -> EngineRun:
+    sharing = {name: getattr(place.engine, name) for name in ("tensor_parallel_size", "attention_data_parallel")}
+    return EngineRun(model, **{name: getattr(place.engine, name) for name in SETTINGS}, **sharing)
 
 
 def _encode(parts: Sequence[Part], place: Place, team: Team | None) -> Tensor:
@@ -182,3 +212,14 @@ def _model(place: Place) -> TextModel:
 def _logits(run: EngineRun, texts: Sequence[Text]) -> Tensor:
     computed = run.run(texts)
     return run.logits(torch.cat([row for text in texts for row in computed[text.name].hidden]))
+
+
+def _answers(run: EngineRun, texts: Sequence[Text]) -> tuple[Tensor, list[Computed]]:
+    """Of the rows behind which tokens are sampled, as they were computed last."""
+    computed = run.run(texts)
+    rows = []
+    for text in texts:
+        one = computed[text.name]
+        at = dict(zip(one.positions, torch.cat(one.hidden), strict=True))
+        rows += [at[position] for position in range(text.num_prompt - 1, len(text.ids) - 1)]
+    return run.logits(torch.stack(rows)), list(computed.values())
