@@ -29,6 +29,7 @@ from prometheus_client.multiprocess import MultiProcessCollector, mark_process_d
 from prometheus_client.registry import Collector
 
 from engine.config.engine import MAX_SPECULATIVE_TOKENS
+from engine.wire.messages import Beat
 from parsers.repairs import Repair
 from server.engine_client import Engine, WorkerHealth
 from server.errors import KINDS
@@ -41,6 +42,8 @@ assert len(_SHORT) + 1 == NUM_GAPS
 FINISH_REASONS = ("stop", "length", "abort", "tool_calls")
 _MEDIA_KINDS = ("image", "audio", "video")
 _MOST_DRAFTS = MAX_SPECULATIVE_TOKENS  # positions, all of which are shown from the start
+# Stands for the beat that a worker has not sent yet, so that its series are there as soon as it is.
+_SILENT = Beat(0, False, 0, 0, {}, 0, 0, 0)
 
 
 def share_metrics(folder: Path, place: int) -> None:
@@ -239,13 +242,13 @@ def _per_worker(workers: Iterable[WorkerHealth]) -> Iterator[Metric]:
     for worker in workers:
         up.add_metric([worker.name], float(worker.state == "ready"))
         outstanding.add_metric([worker.name], worker.outstanding_tokens)
-        if (beat := worker.beat) is not None:
-            running.add_metric([worker.name], beat.running)
-            waiting.add_metric([worker.name], beat.waiting)
-            queries.add_metric([worker.name], beat.prefix_queries)
-            hits.add_metric([worker.name], beat.prefix_hits)
-            for rank, load in enumerate(beat.expert_load):
-                experts.add_metric([worker.name, str(rank)], load)
+        beat = worker.beat or _SILENT
+        running.add_metric([worker.name], beat.running)
+        waiting.add_metric([worker.name], beat.waiting)
+        queries.add_metric([worker.name], beat.prefix_queries)
+        hits.add_metric([worker.name], beat.prefix_hits)
+        for rank, load in enumerate(beat.expert_load):
+            experts.add_metric([worker.name, str(rank)], load)
         total += worker.restarts
     restarts.add_metric([], total)
     yield from (up, outstanding, running, waiting, queries, hits, experts, restarts)

@@ -117,6 +117,7 @@ NAMES = [
     'dots3_spec_drafted_tokens_total{position="3"}',
     'dots3_spec_accepted_tokens_total{position="1"}',
     'dots3_worker_up{worker="fake-0"}',
+    'dots3_worker_requests_running{worker="fake-0"}',  # which has told nothing yet
     "dots3_worker_restarts_total",
 ]
 
