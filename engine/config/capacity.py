@@ -126,8 +126,8 @@ class CapacityPlan:
         slabs += sum(windowed / group.pages_per_slab for group in self.groups[1:])
         return self.homes * int(self.num_slabs / slabs)
 
-    def report(self) -> str:
-        """For the log and for `dots3 plan`."""
+    def report(self, num_ranks: int = 1) -> str:
+        """For the log. `num_ranks`: that share the model."""
         size = f"{self.cache_bytes / 2**30:.2f} GiB in {self.num_slabs} slabs of {self.slab_bytes / 2**20:.1f} MiB"
         window = f"for a window of {self.window}: {self.window_bytes / 1e6:.1f} MB a sequence, does not grow"
         short = min(4096, self.max_model_len)
@@ -141,6 +141,8 @@ class CapacityPlan:
             lines.append(f"  mtp: drafts, {self.mtp.bytes_per_token:,} B/token for the same window")
         if self.homes > 1:
             lines[0] += f", on each of {self.homes} ranks, which hold the rows of different sequences"
+        elif num_ranks > 1:
+            lines[0] += f", on each of {num_ranks} ranks, which all hold the same rows"
         lines.append(f"  longest request {self.max_model_len:,} tokens; {fit}")
         return "\n".join(lines)
 

@@ -74,7 +74,7 @@ def build(folder: Path, engine: EngineConfig, worker_id: str, team: Team | None 
     held = hold(folder, engine, ranks, media)
     plan = held.plan
     kinds = (engine.dtype, engine.device, engine.cache_dtype)
-    log.info("%s in %s on %s, cache rows in %s\n%s", folder, *kinds, plan.report())
+    log.info("%s in %s on %s, cache rows in %s\n%s", folder, *kinds, plan.report(engine.tensor_parallel_size))
     # On a GPU a layer is done long after it was launched, so that there only whole steps tell of progress.
     progress = Progress(only_steps=device.type != "cpu")
     on_layer = progress.stamp if device.type == "cpu" else None

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from cli.weight_bytes import text_weights
+from engine.config.capacity import plan_capacity
 from engine.config.engine import EngineConfig
 from engine.config.model import ModelConfig
 from engine.config.sharding import share_of_rank
@@ -90,3 +91,16 @@ def test_no_rank_is_started_where_the_model_cannot_be_shared() -> None:
     engine = EngineConfig(tensor_parallel_size=3)
     with pytest.raises(ValueError, match=r"must divide heads of full-attention layers \(8\), got 3"):
         Team(Place(0, "models/dots3-note-tiny", engine, 1, "", "info", "text"))
+
+
+def test_the_start_says_how_ranks_hold_rows_and_how_many_sequences_fit() -> None:
+    """Twice as many where each of two ranks holds other sequences, less a slab that is nobody's on a GPU."""
+    shared = EngineConfig.for_device("cuda", tensor_parallel_size=2, cache_bytes=1 << 32)
+    spread = replace(shared, attention_data_parallel=True)
+    plans = [plan_capacity(FP8, engine, free_bytes=0) for engine in (shared, spread)]
+    reports = [plan.report(2) for plan in plans]
+    assert "on each of 2 ranks, which all hold the same rows" in reports[0]
+    assert "on each of 2 ranks, which hold the rows of different sequences" in reports[1]
+    assert plans[1].sequences_of(8192) == 2 * replace(plans[0], num_slabs=plans[0].num_slabs - 1).sequences_of(8192)
+    assert plans[0].cache_bytes == plans[1].cache_bytes
+    assert plans[1].num_slabs + plans[1].spare_slabs == plans[0].num_slabs
