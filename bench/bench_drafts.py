@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from bench.gpu import gpu_machine
 from bench.report import RESULTS, ROOT, Row, keep, machine, show
-from engine.config.engine import MAX_SPECULATIVE_TOKENS, EngineConfig
+from engine.config.engine import EngineConfig
 from engine.config.model import ModelConfig
 from engine.runtime.build import build, pick_device
 from engine.runtime.loop import Loop
@@ -104,21 +104,23 @@ def prompts(encoder: Encoder, count: int) -> list[tuple[int, ...]]:
     return [tuple(encoder.prompt(item(Key(task, place // len(TASKS)))).ids.tolist()) for place, task in places]
 
 
-def measured(settings: EngineConfig, asked: Sequence[tuple[int, ...]], num_alone: int) -> dict[str, Any]:
+def measured(
+    settings: EngineConfig, asked: Sequence[tuple[int, ...]], num_alone: int, num_streams: int
+) -> dict[str, Any]:
     stops = ModelConfig.from_folder(MODEL).eos_token_ids
     loop = build(MODEL, settings, "bench").loop
     whole = Sampling(max_tokens=200, temperature=0.0, stop_token_ids=tuple(stops))
     cut = Sampling(max_tokens=STREAM_TOKENS, temperature=0.0)
     alone = [Submit(f"alone {number}", ids, whole, cache_salt="alone") for number, ids in enumerate(asked[:num_alone])]
-    together = [Submit(f"{number}", ids, cut, cache_salt="together") for number, ids in enumerate(asked)]
+    together = [Submit(f"{number}", ids, cut, cache_salt="t") for number, ids in enumerate(asked[:num_streams])]
     run(loop, [Submit(f"warm {number}", ids, whole, cache_salt="w") for number, ids in enumerate(asked[:3])], 1)
     before = loop.beat()
     one_stream = run(loop, alone, 1)
     after = loop.beat()
     made = [new - old for old, new in zip(before.drafted_tokens, after.drafted_tokens, strict=True)]
     right = [new - old for old, new in zip(before.accepted_tokens, after.accepted_tokens, strict=True)]
-    run(loop, together, STREAMS)
-    streams = run(loop, [_again(submit) for submit in together], STREAMS)
+    run(loop, together, num_streams)
+    streams = run(loop, [_again(submit) for submit in together], num_streams)
     steps = sum(len(one.counts) - 1 for one in one_stream.values())
     return {
         "one_stream_tokens_per_s": speed(one_stream.values()),
@@ -140,15 +142,25 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--items", type=int, default=40, help="answers of one stream")
+    parser.add_argument("--drafts", type=int, nargs="+", default=[1, 2, 3], help="beside none")
+    parser.add_argument("--streams", type=int, default=STREAMS)
+    parser.add_argument("--rows", type=int, help="of a step, up to which drafts are added")
     parser.add_argument("--commit", help="of the code, where it runs as a copy without its history")
     options = parser.parse_args(arguments)
     device = pick_device(options.device)
-    asked = prompts(Encoder(MODEL), max(STREAMS, options.items))
+    asked = prompts(Encoder(MODEL), max(options.streams, options.items))
     rows: list[dict[str, Any]] = []
-    for num_drafts in range(1 + MAX_SPECULATIVE_TOKENS):
-        given = {"speculative_tokens": num_drafts, "max_num_seqs": STREAMS, "max_model_len": 2048}
-        settings = EngineConfig.for_device(device, dtype=options.dtype, cache_bytes=1 << 29, **given)  # type: ignore[arg-type]
-        rows.append({"num_drafts": num_drafts} | measured(settings, asked[:STREAMS], options.items))
+    for num_drafts in (0, *options.drafts):
+        settings = EngineConfig.for_device(
+            device,  # type: ignore[arg-type]
+            dtype=options.dtype,
+            cache_bytes=1 << 29,
+            speculative_tokens=num_drafts,
+            speculative_rows=options.rows,
+            max_num_seqs=max(8, options.streams),
+            max_model_len=2048,
+        )
+        rows.append({"num_drafts": num_drafts} | measured(settings, asked, options.items, options.streams))
         plain, row = rows[0], rows[-1]
         row["other_answers"] = sum(one != other for one, other in zip(row["ids"], plain["ids"], strict=True))
         show(f"{num_drafts} drafts, {options.dtype} on {device}", [*_shown(row, plain)])
