@@ -39,7 +39,7 @@ from engine.runtime.sampler import Sampler
 from engine.sched.scheduler import Scheduler
 from engine.wire.messages import Sampling, Submit
 
-CASES = ((1, 2048), (8, 2048), (32, 2048))
+CASES = ((1, 2048), (8, 2048), (32, 2048), (64, 2048))
 STEPS = 48
 WARM_STEPS = 6
 TEMPERATURE = 10.0
@@ -253,7 +253,7 @@ def main(arguments: list[str] | None = None) -> None:
     engine = EngineConfig.for_device(
         "cuda",
         max_model_len=8192,
-        max_num_seqs=32,
+        max_num_seqs=max(batch for batch, _ in CASES),
         enable_prefix_caching=False,
         cache_bytes=4 << 30,
         speculative_tokens=MAX_SPECULATIVE_TOKENS,

@@ -54,8 +54,8 @@ def submits_of(samplings: tuple[Sampling, ...], n: int = 1) -> list[Submit]:
     ]
 
 
-def assert_same(submits: list[Submit], engine: DraftingEngine) -> None:
-    plain = engine_with(0).answers(submits)
+def assert_same(submits: list[Submit], engine: DraftingEngine, **settings: Any) -> None:
+    plain = engine_with(0, **settings).answers(submits)
     for name, answer in engine.answers(submits).items():
         assert answer.choices == plain[name].choices, name
         assert [*map(len, answer.logprobs.values())] == [*map(len, plain[name].logprobs.values())]
@@ -76,11 +76,13 @@ def test_answers_are_those_without_drafts(num_drafts: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"max_num_seqs": 2}, {"max_num_batched_tokens": 64}, {"cache_bytes": 160_000}], ids=repr
+    "settings",
+    [{"max_num_seqs": 2}, {"max_num_batched_tokens": 64}, {"cache_bytes": 160_000}, {"kv_cache_dtype": "fp8"}],
+    ids=repr,
 )
-def test_in_few_places_and_with_little_room_too(settings: dict[str, Any]) -> None:
+def test_in_few_places_with_little_room_and_over_fp8_rows_too(settings: dict[str, Any]) -> None:
     engine = engine_with(3, **settings)
-    assert_same(submits_of(REQUESTS), engine)
+    assert_same(submits_of(REQUESTS), engine, **settings)
     assert engine.scheduler.figures().accepted_tokens[-1] > 0
 
 

@@ -53,11 +53,11 @@ def test_a_few_answers_are_those_without_drafts(device: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("num_drafts", [1, 2, 3])
-def test_answers_are_those_without_drafts_and_no_launch_waits(num_drafts: int) -> None:
+@pytest.mark.parametrize(("num_drafts", "rows"), [(1, "auto"), (2, "auto"), (3, "auto"), (3, "fp8")])
+def test_answers_are_those_without_drafts_and_no_launch_waits(num_drafts: int, rows: str) -> None:
     submits = submits_of(MANY)
-    plain = engine_with(0, "cuda").answers(submits)
-    engine = engine_with(num_drafts, "cuda", max_num_seqs=5)
+    plain = engine_with(0, "cuda", kv_cache_dtype=rows).answers(submits)
+    engine = engine_with(num_drafts, "cuda", max_num_seqs=5, kv_cache_dtype=rows)
     engine.runner.strict = True
     told = engine.answers(submits)
     assert {name: answer.only for name, answer in told.items()} == {name: one.only for name, one in plain.items()}
