@@ -2,7 +2,8 @@
 
 A program takes up to 64 heads of one query and one split of its rows, each row read once for scores and values. Latents
 of more than 512 values are summed up in parts, a program each, because a full set of sums does not fit into registers.
-Splits leave their sums divided by their own weight, and the base-2 logarithm of that weight, to be combined.
+Splits leave their sums divided by their own weight, and the base-2 logarithm of that weight, to be combined. What
+`mla_decode_hopper` is made for goes there.
 
 Rows come as addresses, as positions looked up in the block table, or as the last `window` positions. Addresses are
 multiples of the largest power of two up to 16 bytes that divides a row.
@@ -18,7 +19,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.mla_rows import ADDRESSES, POSITIONS, WINDOW, find_rows, list_rows, seen_rows
+from engine.kernels.early_start import early, wait_for_earlier
+from engine.kernels.mla_decode_hopper import attend_on_hopper, serves
+from engine.kernels.mla_rows import ADDRESSES, POSITIONS, WINDOW, Rows, find_rows, list_rows, seen_rows
 from engine.kernels.numeric import LOG2_E, NEVER, dot, narrow, rounded, widen_fp8
 from engine.kernels.target import target
 from engine.reference.latent import LatentCache, scale_group
@@ -35,6 +38,7 @@ def _attend(
     PAGE_SIZE: tl.constexpr, SPAN: tl.constexpr, QUERIES: tl.constexpr, ALIGNED: tl.constexpr,
     GROUP: tl.constexpr, WHOLE: tl.constexpr, FP8: tl.constexpr, LISTED_FIRST: tl.constexpr, BOTH_GROUPS: tl.constexpr,
 ):  # fmt: skip
+    wait_for_earlier()
     PARTS: tl.constexpr = RANK // VALUES
     SHARERS: tl.constexpr = (HEADS + BLOCK_H - 1) // BLOCK_H * PARTS  # neighbours, which read the same rows
     own_query = tl.program_id(0) // SHARERS
@@ -177,6 +181,7 @@ def _combine(
     sums, weights, out,
     HEADS: tl.constexpr, RANK: tl.constexpr, SPLITS: tl.constexpr, SPLIT_BLOCK: tl.constexpr,
 ):  # fmt: skip
+    wait_for_earlier()
     query = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     value = tl.arange(0, RANK)
@@ -195,21 +200,9 @@ class Attended(NamedTuple):
     weights: Tensor  # fp32 [queries, splits, heads]
 
 
-class _Rows(NamedTuple):
-    """Kernel arguments that say which rows there are."""
-
-    kind: int
-    num_rows: int  # at most, of a query
-    listed: Tensor | None = None
-    bias: Tensor | None = None
-    paged: PagedRows | None = None
-    window: int = 0
-    queries: int = 1  # of a sequence
-
-
 def mla_decode(q: Tensor, cache: Tensor, rows: RowList, rank: int, scale: float) -> Tensor:
     """q: [queries, heads, rank + rope] → [queries, heads, rank]."""
-    found = _Rows(ADDRESSES.value, rows.addresses.shape[1], rows.addresses, rows.bias)
+    found = Rows(ADDRESSES.value, rows.addresses.shape[1], rows.addresses, rows.bias)
     return _whole(q, LatentCache(cache), found, rank, scale)
 
 
@@ -217,13 +210,13 @@ def sparse_mla_decode(
     q: Tensor, cache: LatentCache, rows: PagedRows, positions: Tensor, rank: int, scale: float
 ) -> Attended:
     """Rows at positions: int32 [queries, n], −1 where there is none. `rows` may have several queries a sequence."""
-    found = _Rows(POSITIONS.value, positions.shape[1], positions, paged=rows, queries=len(q) // len(rows.table))
+    found = Rows(POSITIONS.value, positions.shape[1], positions, paged=rows, queries=len(q) // len(rows.table))
     return _split(q, cache, found, rank, scale)
 
 
 def swa_mla_decode(q: Tensor, cache: LatentCache, rows: PagedRows, window: int, rank: int, scale: float) -> Attended:
     """The last `window` rows that each query sees; a sequence's queries are its last tokens."""
-    found = _Rows(WINDOW.value, window, paged=rows, window=window, queries=len(q) // len(rows.table))
+    found = Rows(WINDOW.value, window, paged=rows, window=window, queries=len(q) // len(rows.table))
     return _split(q, cache, found, rank, scale)
 
 
@@ -234,12 +227,13 @@ def combine(attended: Attended, dtype: torch.dtype) -> Tensor:
     if queries:
         block = triton.next_power_of_2(splits)
         _combine[(queries, heads)](
-            attended.sums, attended.weights, out, HEADS=heads, RANK=rank, SPLITS=splits, SPLIT_BLOCK=block, num_warps=4
-        )
+            attended.sums, attended.weights, out,
+            HEADS=heads, RANK=rank, SPLITS=splits, SPLIT_BLOCK=block, num_warps=4, **early(),
+        )  # fmt: skip
     return out
 
 
-def _whole(q: Tensor, cache: LatentCache, rows: _Rows, rank: int, scale: float) -> Tensor:
+def _whole(q: Tensor, cache: LatentCache, rows: Rows, rank: int, scale: float) -> Tensor:
     shape = _Shape.of(q, rows, rank)
     if len(q) == 0:
         return q.new_empty(0, shape.heads, rank)
@@ -250,8 +244,10 @@ def _whole(q: Tensor, cache: LatentCache, rows: _Rows, rank: int, scale: float) 
     return out
 
 
-def _split(q: Tensor, cache: LatentCache, rows: _Rows, rank: int, scale: float) -> Attended:
+def _split(q: Tensor, cache: LatentCache, rows: Rows, rank: int, scale: float) -> Attended:
     shape = _Shape.of(q, rows, rank)
+    if serves(q, rows, rank):
+        return Attended(*attend_on_hopper(q, cache, rows, rank, scale))
     sums = q.new_empty(len(q), shape.splits, shape.heads, rank, dtype=torch.float32)
     attended = Attended(sums, q.new_empty(len(q), shape.splits, shape.heads, dtype=torch.float32))
     if len(q):
@@ -274,7 +270,7 @@ class _Shape(NamedTuple):
     per_split: int
 
     @classmethod
-    def of(cls, q: Tensor, rows: _Rows, rank: int) -> _Shape:
+    def of(cls, q: Tensor, rows: Rows, rank: int) -> _Shape:
         queries, heads, width = q.shape
         check_mla_widths(rank, width - rank)
         if not q.is_contiguous():
@@ -318,7 +314,7 @@ def _splits(programs: int, rows: int, block_n: int) -> tuple[int, int]:
 
 
 def _launch(
-    shape: _Shape, q: Tensor, cache: LatentCache, rows: _Rows, scale: float, out: Tensor, weights: Tensor | None
+    shape: _Shape, q: Tensor, cache: LatentCache, rows: Rows, scale: float, out: Tensor, weights: Tensor | None
 ) -> None:
     row_bytes = cache.rows.element_size() * (shape.rank + (0 if cache.scales is not None else shape.rope))
     paged = rows.paged
@@ -339,5 +335,5 @@ def _launch(
         QUERIES=rows.queries, ALIGNED=math.gcd(row_bytes, 16) // cache.rows.element_size(),
         GROUP=scale_group(shape.rank), WHOLE=weights is None, FP8=target().fp8, LISTED_FIRST=listed_first,
         BOTH_GROUPS=target().has_wgmma and shape.block_h == 64 and shape.values > 256,
-        num_warps=shape.warps, num_stages=shape.stages,
+        num_warps=shape.warps, num_stages=shape.stages, **early(),
     )  # fmt: skip

@@ -6,13 +6,30 @@ apart, its page's first byte times the page size plus its number in the page.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from engine.reference.pages import PagedRows
 
 ADDRESSES = tl.constexpr(0)
 POSITIONS = tl.constexpr(1)
 WINDOW = tl.constexpr(2)
 _STRETCH = tl.constexpr(256)
+
+
+class Rows(NamedTuple):
+    """Kernel arguments that say which rows there are."""
+
+    kind: int
+    num_rows: int  # at most, of a query
+    listed: Tensor | None = None
+    bias: Tensor | None = None
+    paged: PagedRows | None = None
+    window: int = 0
+    queries: int = 1  # of a sequence
 
 
 @triton.jit

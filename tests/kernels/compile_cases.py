@@ -18,6 +18,7 @@ from torch import Tensor
 
 from engine.kernels import (
     absorb_queries,
+    begin_decode,
     elementwise,
     fp8_gemm,
     indexer_logits,
@@ -75,6 +76,17 @@ def write_case(coded: bool, indexed: bool, shuffled: bool = False) -> None:
     latent_write.latent_write(projected, norm, turns, slots, PAGES, latent_cache(rank, coded), index, shuffled)
 
 
+def sample_case() -> None:
+    drawn, first = torch.zeros(64, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+    sample.known_ids(drawn, drawn)
+    sample.sample(bf16(32, 152_064), torch.zeros(32, 3, dtype=torch.int32), drawn, first)
+
+
+def begin_case() -> None:
+    ids, turns = torch.zeros(32, dtype=torch.int64), torch.zeros(64, 32, dtype=torch.complex64)
+    begin_decode.begin_decode(ids, ids, bf16(100, 5120), turns, turns)
+
+
 def read_case(rank: int) -> None:
     slots = torch.zeros(32, dtype=torch.int64)
     latent_read.read_latents(rank, 64, latent_cache(rank, coded=True), PAGES, slots, BF16)
@@ -91,6 +103,13 @@ def narrow_case() -> None:
 
 def swa_case(coded: bool) -> None:
     mla_decode.swa_mla_decode(bf16(32, 64, 1088), latent_cache(1024, coded), rows_of(32), 513, 1024, 0.06)
+
+
+def few_heads_case(coded: bool) -> None:
+    """As one of several GPUs has them: of 64 and of 128."""
+    positions = torch.zeros(32, 2048, dtype=torch.int32)
+    mla_decode.swa_mla_decode(bf16(32, 16, 1088), latent_cache(1024, coded), rows_of(32), 513, 1024, 0.06)
+    mla_decode.sparse_mla_decode(bf16(32, 16, 576), latent_cache(512, coded), rows_of(32), positions, 512, 0.07)
 
 
 def sparse_case(coded: bool) -> None:
@@ -196,6 +215,8 @@ CASES: dict[str, Callable[[], None]] = {
     "swa_mla_decode of FP8 rows": lambda: swa_case(coded=True),
     "sparse_mla_decode": lambda: sparse_case(coded=False),
     "sparse_mla_decode of FP8 rows": lambda: sparse_case(coded=True),
+    "mla_decode of few heads": lambda: few_heads_case(coded=False),
+    "mla_decode of few heads, FP8 rows": lambda: few_heads_case(coded=True),
     "combine": combine_case,
     "indexer_logits": lambda: indexer_case(1, shuffled=False),
     "indexer_logits of preshuffled pages": lambda: indexer_case(1, shuffled=True),
@@ -226,6 +247,8 @@ CASES: dict[str, Callable[[], None]] = {
     "mla_values in bfloat16": lambda: values_case(False, coded=False, tokens=32, splits=2),
     "sample": lambda: sample.sample(torch.zeros(32, 152_064), torch.zeros(32, 3, dtype=torch.int32)),
     "sample of the likeliest": lambda: sample.sample(torch.zeros(32, 152_064), None),
+    "sample of a recorded step": sample_case,
+    "begin_decode": begin_case,
     "elementwise": small_case,
     "rms_norm": lambda: norm_case(coded=True),
     "rms_norm without codes": lambda: norm_case(coded=False),
@@ -236,7 +259,7 @@ CASES: dict[str, Callable[[], None]] = {
 EVERY_KERNEL = (
     *("latent_write", "swa_mla_decode of FP8 rows", "indexer_logits", "topk_select", "moe_route", "moe_gemm"),
     *("read_latents", "fp8_gemm", "mla_prefill of chosen keys", "absorb_queries", "mla_values", "elementwise"),
-    *("rms_norm", "combine", "sample"),
+    *("rms_norm", "combine", "sample", "sample of a recorded step", "begin_decode"),
     *("indexer_logits of a prompt", "topk_select of short rows", "mla_values of one token"),
 )
 
