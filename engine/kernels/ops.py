@@ -71,6 +71,7 @@ class PagedOps(NamedTuple):
     the splits of each query left.
     """
 
+    begin_decode: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Any]
     latent_write: Callable[[Tensor, Norm, Tensor, Tensor, Pages, LatentCache, IndexKeys | None], Tensor]
     absorb_queries: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
     indexer_logits: Callable[[Tensor, Tensor, float, IndexCache, PagedRows, Tensor, int], Tensor]

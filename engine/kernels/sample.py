@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.early_start import early, wait_for_earlier
 from engine.kernels.numeric import NEVER
 
 _STRETCH = 4096  # tokens of a program
@@ -36,6 +37,7 @@ def _best_of_stretch(
     logits, draws, scores, tokens, logits_stride,
     VOCAB: tl.constexpr, STRETCH: tl.constexpr, DRAWN: tl.constexpr,
 ):  # fmt: skip
+    wait_for_earlier()
     row, stretch = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = stretch * STRETCH + tl.arange(0, STRETCH)
     score = tl.load(logits + row * logits_stride + token, mask=token < VOCAB, other=NEVER).to(tl.float32)
@@ -57,6 +59,7 @@ def _best_of_stretch(
 
 @triton.jit
 def _best_of_row(scores, tokens, chosen, first, stretches, LISTED: tl.constexpr, BLOCK: tl.constexpr):
+    wait_for_earlier()
     row = tl.program_id(0).to(tl.int64)
     stretch = tl.arange(0, BLOCK)
     real = stretch < stretches
@@ -102,9 +105,11 @@ def sample(logits: Tensor, draws: Tensor | None, drawn: Tensor | None = None, fi
     tokens = torch.empty(rows, stretches, dtype=torch.int32, device=logits.device)
     chosen = torch.empty(rows, dtype=torch.int64, device=logits.device) if drawn is None else drawn
     _best_of_stretch[(rows, stretches)](
-        logits, draws, scores, tokens, logits.stride(0), vocab, _STRETCH, draws is not None, num_warps=8
+        logits, draws, scores, tokens, logits.stride(0), vocab, _STRETCH, draws is not None, num_warps=8, **early()
     )
     block = triton.next_power_of_2(stretches)
-    warps = 1 if block <= 64 else 4
-    _best_of_row[(rows,)](scores, tokens, chosen, first, stretches, drawn is not None, block, num_warps=warps)
+    _best_of_row[(rows,)](
+        scores, tokens, chosen, first, stretches, drawn is not None, block,
+        num_warps=1 if block <= 64 else 4, **early(),
+    )  # fmt: skip
     return chosen

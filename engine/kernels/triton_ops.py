@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from engine.kernels import elementwise
 from engine.kernels.absorb_queries import absorb_queries
+from engine.kernels.begin_decode import begin_decode
 from engine.kernels.fp8_gemm import fp8_gemm
 from engine.kernels.indexer_logits import check_index_widths, indexer_logits, paged_indexer_logits
 from engine.kernels.key_mask import key_mask
@@ -41,6 +42,7 @@ TRITON = Ops(
     key_mask=key_mask,
     coded=CodedOps(latent_write, read_latents),
     paged=PagedOps(
+        begin_decode=begin_decode,
         latent_write=latent_write,
         absorb_queries=absorb_queries,
         indexer_logits=paged_indexer_logits,

@@ -20,7 +20,7 @@ from engine.model.kv_pool import KvPool
 from engine.model.mla import Attention, LayerCache
 from engine.model.mlp import DenseMlp
 from engine.model.moe import MoeMlp
-from engine.model.paged_decode import PagedDecode, dsa_decode, swa_decode
+from engine.model.paged_decode import Lengths, PagedDecode, dsa_decode, swa_decode
 from engine.model.ranks import Ranks, Spread
 from engine.model.single import SingleLayer, SingleSequence, States, dsa_buffers, swa_buffers
 from engine.model.single_attention import Buffers, RowNorm
@@ -90,6 +90,9 @@ def take_norm(weights: Weights, name: str, config: ModelConfig) -> Norm:
     return Norm.of([weights.take_float(name, config.hidden)], config.rms_norm_eps)
 
 
+_Steps = dict[LayerKind, GroupStep | PagedDecode]
+
+
 class TextModel:
     """Runs in inference mode: what it returns is not for autograd."""
 
@@ -143,14 +146,13 @@ class TextModel:
 
         Of ranks that attend for their own sequences each has its own tokens, and gets the states of all, rank by rank.
         """
-        hidden = tokens if tokens.is_floating_point() else self.embed(tokens)
         if (single := self._single_for(ctx, pool)) is not None:
-            return single.forward(hidden, ctx, pool, on_layer)
+            return single.forward(self._embedded(tokens), ctx, pool, on_layer)
         spread = None
         if ctx.ranks is not None:
             assert self._ranks is not None
             spread = Spread(self._ranks.rank, ctx.ranks.counts, self.device)
-        steps = self._steps(ctx, pool) if ctx.seq_lens else None
+        hidden, steps = self._begin(tokens, ctx, pool)
         for layer in self._layers:
             step = None if steps is None else steps[layer.kind]
             cache = _cache_of(layer, pool)
@@ -165,20 +167,44 @@ class TextModel:
 
     __call__ = forward
 
-    def _steps(self, ctx: ForwardContext, pool: KvPool) -> dict[LayerKind, GroupStep | PagedDecode]:
-        turns = (table.index_select(0, ctx.positions).unsqueeze(1) for table in (self._dsa_turns, self._swa_turns))
-        if self._ops.paged is not None and ctx.num_decodes == len(ctx.seq_lens):
-            return {
-                "dsa": dsa_decode(ctx, pool, self.config, next(turns)),
-                "swa": swa_decode(ctx, pool.swa_latent, next(turns)),
-            }
-        return {
-            "dsa": dsa_step(ctx, pool, self.config, next(turns)),
-            "swa": swa_step(ctx, pool.swa_latent, self.config, next(turns)),
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        return tokens if tokens.is_floating_point() else self.embed(tokens)
+
+    def _begin(self, tokens: Tensor, ctx: ForwardContext, pool: KvPool) -> tuple[Tensor, _Steps | None]:
+        """Rows that the first layer takes, and what layers of each kind share; None where a rank has no sequence."""
+        paged = self._ops.paged
+        if not ctx.seq_lens:
+            return self._embedded(tokens), None
+        if paged is not None and ctx.num_decodes == len(ctx.seq_lens):
+            if not tokens.is_floating_point():
+                begun = paged.begin_decode(tokens, ctx.positions, self._embedding, self._dsa_turns, self._swa_turns)
+                return begun.hidden, self._paged_steps(
+                    ctx, pool, begun.dsa_turns, begun.swa_turns, Lengths(begun.limits, begun.lens)
+                )
+            return tokens, self._paged_steps(ctx, pool, *self._turns(ctx), Lengths.of(ctx))
+        dsa_turns, swa_turns = self._turns(ctx)
+        return self._embedded(tokens), {
+            "dsa": dsa_step(ctx, pool, self.config, dsa_turns),
+            "swa": swa_step(ctx, pool.swa_latent, self.config, swa_turns),
         }
 
+    def _paged_steps(
+        self, ctx: ForwardContext, pool: KvPool, dsa_turns: Tensor, swa_turns: Tensor, lengths: Lengths
+    ) -> _Steps:
+        return {
+            "dsa": dsa_decode(ctx, pool, self.config, dsa_turns, lengths),
+            "swa": swa_decode(ctx, pool.swa_latent, swa_turns, lengths),
+        }
+
+    def _turns(self, ctx: ForwardContext) -> tuple[Tensor, Tensor]:
+        dsa, swa = (table.index_select(0, ctx.positions).unsqueeze(1) for table in (self._dsa_turns, self._swa_turns))
+        return dsa, swa
+
     def _make_single(self, tokens: int) -> SingleSequence:
-        buffers = {"dsa": dsa_buffers(self.config, tokens), "swa": swa_buffers(self.config, tokens)}
+        buffers: dict[LayerKind, Buffers] = {
+            "dsa": dsa_buffers(self.config, tokens),
+            "swa": swa_buffers(self.config, tokens),
+        }
         states = States(tokens, self.config.hidden)
         layers = [layer.single(buffers[layer.kind], states) for layer in self._layers]
         turns: dict[LayerKind, Tensor] = {"dsa": self._dsa_turns, "swa": self._swa_turns}

@@ -22,10 +22,10 @@ from engine.model.decoder import Layer, take_norm
 from engine.model.kv_pool import KvPool, LatentRows
 from engine.model.linear import Linear, Part
 from engine.model.mla import LayerCache
-from engine.model.paged_decode import swa_decode
+from engine.model.paged_decode import Lengths, PagedDecode, swa_decode
 from engine.model.single import States, swa_buffers
 from engine.model.single_drafter import DrafterWeights, SingleDrafter
-from engine.model.step import swa_step
+from engine.model.step import GroupStep, swa_step
 
 
 class Drafter:
@@ -71,7 +71,10 @@ class Drafter:
         if len(tokens) == 1 and (single := self._single_for(1, rows)) is not None:
             return single.forward(tokens, hidden, ctx, rows)
         turns = self._turns(ctx.positions)
-        step = swa_step(ctx, rows, self._config, turns) if self._ops.paged is None else swa_decode(ctx, rows, turns)
+        if self._ops.paged is None:
+            step: GroupStep | PagedDecode = swa_step(ctx, rows, self._config, turns)
+        else:
+            step = swa_decode(ctx, rows, turns, Lengths.of(ctx))
         x = self._layer.forward(self._joined(tokens, ctx.positions, hidden), step, _cache(rows))
         return self._ops.rms_norm(x, self._norm)
 

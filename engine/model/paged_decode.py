@@ -28,18 +28,29 @@ class PagedDecode:
     every: Tensor | None  # int32 [tokens, num_keys], all positions, −1 after the last; None where some must be chosen
 
 
-def dsa_decode(ctx: ForwardContext, pool: KvPool, config: ModelConfig, turns: Tensor) -> PagedDecode:
-    limits = ctx.positions + 1
+@dataclass(frozen=True)
+class Lengths:
+    """Of each sequence, its new row included."""
+
+    limits: Tensor  # int64 [tokens]
+    lens: Tensor  # int32 [tokens]
+
+    @classmethod
+    def of(cls, ctx: ForwardContext) -> Lengths:
+        limits = ctx.positions + 1
+        return cls(limits, limits.int())
+
+
+def dsa_decode(ctx: ForwardContext, pool: KvPool, config: ModelConfig, turns: Tensor, lengths: Lengths) -> PagedDecode:
     num_keys = max(ctx.seq_lens)
     every = None
     if num_keys <= config.indexer.top_k:
-        positions = torch.arange(num_keys, dtype=torch.int32, device=limits.device)
-        every = torch.where(positions < limits.unsqueeze(1), positions, -1)
-    rows = PagedRows(pool.dsa_latent.pages, ctx.dsa_table, limits.int())
-    return PagedDecode(turns, ctx.dsa_slots, rows, limits, num_keys, every)
+        positions = torch.arange(num_keys, dtype=torch.int32, device=turns.device)
+        every = torch.where(positions < lengths.limits.unsqueeze(1), positions, -1)
+    rows = PagedRows(pool.dsa_latent.pages, ctx.dsa_table, lengths.lens)
+    return PagedDecode(turns, ctx.dsa_slots, rows, lengths.limits, num_keys, every)
 
 
-def swa_decode(ctx: ForwardContext, latents: LatentRows, turns: Tensor) -> PagedDecode:
-    limits = ctx.positions + 1
-    rows = PagedRows(latents.pages, ctx.swa_table, limits.int())
-    return PagedDecode(turns, ctx.swa_slots, rows, limits, max(ctx.seq_lens), None)
+def swa_decode(ctx: ForwardContext, latents: LatentRows, turns: Tensor, lengths: Lengths) -> PagedDecode:
+    rows = PagedRows(latents.pages, ctx.swa_table, lengths.lens)
+    return PagedDecode(turns, ctx.swa_slots, rows, lengths.limits, max(ctx.seq_lens), None)

@@ -77,7 +77,7 @@ class RowNorm:
         weights = [
             weight[start:end] for weight, (start, end) in zip(norm.spread.numpy(), pairwise(places), strict=True)
         ]
-        return [cls(*one, x, x) for *one, x in zip(weights, norm.eps.tolist(), stretches, strict=True)]
+        return [cls(weight, eps, x, x) for weight, eps, x in zip(weights, norm.eps.tolist(), stretches, strict=True)]
 
     def __call__(self) -> None:
         for row, out in self._rows:
