@@ -39,12 +39,13 @@ class DraftLine(NamedTuple):
     pages: Sequence[int]  # of the drafts' rows
 
 
-class _Recorded(NamedTuple):
+class _Inputs(NamedTuple):
+    """Of a recording, on the device."""
+
     tokens: Tensor  # int64 [sequences · width], ids drawn behind the step's rows
     hidden: Tensor  # [sequences · width, hidden], of the step's rows
     num_right: Tensor  # int64 [sequences]
     facts: Tensor  # int32 [sequences, facts, draws and pages]
-    replay: Callable[[], Tensor]
 
 
 class DraftGraphs:
@@ -71,7 +72,8 @@ class DraftGraphs:
         self._sizes = batch_sizes(min(plan.max_num_seqs, plan.max_draft_rows))
         self._head = len(_FACTS) + 3 * self.num_draws
         self._columns = self._head - (-plan.max_model_len // plan.page_size)
-        self._recorded: dict[tuple[int, int], _Recorded] = {}
+        self._inputs: dict[tuple[int, int], _Inputs] = {}
+        self._replays: dict[tuple[int, int], Callable[[], Tensor]] = {}
 
     def make(self, lines: Sequence[DraftLine], tokens: Tensor, hidden: Tensor, num_right: Tensor) -> Tensor:
         """`tokens` [sequences · width], `hidden` [sequences · width, hidden]: of the step's rows, as `Bursts.lines` has
@@ -79,28 +81,33 @@ class DraftGraphs:
         count = len(lines)
         passes = max(1, *(line.wanted for line in lines))
         size = self._sizes[bisect_left(self._sizes, count)]
-        recorded = self._recorded.get((size, passes)) or self._new(size, passes, hidden)
-        self._fill(recorded.facts, lines)
-        for buffer, rows in zip(recorded[:3], (tokens, hidden, num_right), strict=True):
+        inputs = self._inputs.get((size, passes)) or self._new_inputs(size, passes, hidden)
+        self._fill(inputs.facts, lines)
+        for buffer, rows in zip(inputs[:3], (tokens, hidden, num_right), strict=True):
             _put(buffer, rows, len(rows) // count)
-        return recorded.replay()[:count].clone()
+        replay = self._replays.get((size, passes)) or self._new_replay(size, passes)  # to record it is to do it
+        return replay()[:count].clone()
 
     def record_all(self, like: Tensor) -> None:
         """`like`: hidden states. Only while the cache is unused: its first rows are written."""
         for size in self._sizes:
             for passes in range(1, self._most + 1):
-                self._new(size, passes, like)
+                self._new_inputs(size, passes, like)
+                self._new_replay(size, passes)
 
-    def _new(self, size: int, passes: int, like: Tensor) -> _Recorded:
+    def _new_replay(self, size: int, passes: int) -> Callable[[], Tensor]:
+        inputs = self._inputs[size, passes]
+        replay = self._replays[size, passes] = self._record(lambda: self._passes(*inputs, passes))
+        return replay
+
+    def _new_inputs(self, size: int, passes: int, like: Tensor) -> _Inputs:
         rows, device = size * self.width, like.device
         tokens = torch.zeros(rows, dtype=torch.int64, device=device)
         hidden = like.new_zeros(rows, like.shape[1])
         right = torch.zeros(size, dtype=torch.int64, device=device)
         facts = torch.zeros(size, self._columns, dtype=torch.int32, device=device)
-        replay = self._record(lambda: self._passes(tokens, hidden, right, facts, passes))
-        recorded = _Recorded(tokens, hidden, right, facts, replay)
-        self._recorded[size, passes] = recorded
-        return recorded
+        inputs = self._inputs[size, passes] = _Inputs(tokens, hidden, right, facts)
+        return inputs
 
     def _fill(self, facts: Tensor, lines: Sequence[DraftLine]) -> None:
         used = max(len(line.pages) for line in lines)
