@@ -62,10 +62,10 @@ def test_stages_follow_each_other_without_a_jump_of_the_rate() -> None:
         assert stages[-1].factor(stages[-1].steps) == 0.0
 
 
-def test_further_training_has_twice_the_share_of_what_is_learnt_last() -> None:
+def test_further_training_has_three_times_the_share_of_what_is_learnt_last() -> None:
     first, further = full_recipe(10, 1, 1).stages[1], further_recipe(10, 1, 1, steps_before=12).stages[0]
     assert further.weights["tool_single"] / further.weights["copy"] == pytest.approx(
-        2 * first.weights["tool_single"] / first.weights["copy"]
+        3 * first.weights["tool_single"] / first.weights["copy"]
     )
 
 
