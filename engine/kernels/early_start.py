@@ -1,11 +1,14 @@
 """Kernels that begin while the one before them still runs: programmatic dependent launch, on NVIDIA GPUs from 9.0 on.
 
-Owns the rule that makes it safe. A kernel launched with `**early()` may begin as soon as all programs of the kernel
-before it in its stream have begun. So, in every program and before anything else, it calls `wait_for_earlier()`, which
-returns when all earlier kernels have ended and what they wrote can be read. No way out of the kernel comes before it:
-that earlier ones than the last have ended is known only because the last waited for them. Before it, a kernel may
-compute and call `prefetch` with addresses of weights, which no kernel writes; it neither loads nor stores there.
-On any other target neither does anything.
+Owns the rule that makes it safe. A kernel launched with `**early()` may begin before the one before it in its stream
+has ended: when all programs of that one have ended or have called `let_next_begin()`. So, in every program and before
+anything else, it calls `wait_for_earlier()`, which returns when all earlier kernels have ended and what they wrote can
+be read. No way out of the kernel comes before it: that earlier ones than the last have ended is known only because the
+last waited for them. Before it, a kernel may compute and call `prefetch` with addresses of weights, which no kernel
+writes; it neither loads nor stores there. On any other target none of this does anything.
+
+`let_next_begin()` is for kernels of few and small programs, first thing of all. What begins then is laid where there is
+room: beside programs that fill the GPU that is on few multiprocessors, which have the next kernel's work to themselves.
 """
 
 from __future__ import annotations
@@ -34,10 +37,16 @@ def early() -> dict[str, bool]:
 
 
 @triton.jit
-def wait_for_earlier():
+def let_next_begin():
     if not INTERPRETED:
         if cuda_capability_geq(9, 0):
             cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def wait_for_earlier():
+    if not INTERPRETED:
+        if cuda_capability_geq(9, 0):
             cuda.gdc_wait()
 
 

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.early_start import early, wait_for_earlier
+from engine.kernels.early_start import early, let_next_begin, wait_for_earlier
 from engine.kernels.latent_write import quantised
 from engine.kernels.numeric import encode_fp8, narrow, power_of_two_scale
 from engine.kernels.target import target
@@ -21,6 +21,7 @@ _BLOCK = 1024
 
 @triton.jit
 def _silu_mul(x, out, x_stride, INTER: tl.constexpr, BLOCK: tl.constexpr):
+    let_next_begin()
     wait_for_earlier()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -46,6 +47,7 @@ def _quantise(
     x, codes, scales, x_stride,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, MULTIPLIED: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
+    let_next_begin()
     wait_for_earlier()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -99,6 +101,7 @@ def _gate(
     attended, gates, out, token_stride, head_stride, gate_stride,
     HEADS: tl.constexpr, VALUE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    let_next_begin()
     wait_for_earlier()
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -126,6 +129,7 @@ def _gate_quantise(
     attended, gates, codes, scales, token_stride, head_stride, gate_stride,
     HEADS: tl.constexpr, VALUE: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
+    let_next_begin()
     wait_for_earlier()
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -158,6 +162,7 @@ def quantised_gate(attended: Tensor, gates: Tensor) -> Quantised:
 
 @triton.jit
 def _kv_write(rows, cache, addresses, row_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    let_next_begin()
     wait_for_earlier()
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -179,6 +184,7 @@ def _index_write(
     keys, codes, scales, key_addresses, scale_addresses, key_stride,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
+    let_next_begin()
     wait_for_earlier()
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)

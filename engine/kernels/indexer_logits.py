@@ -26,7 +26,7 @@ from engine.reference.pages import PagedRows
 
 _PROGRAMS = 4  # for each multiprocessor
 _GROUP = 16  # blocks whose pages are looked up together
-_STAGES = 4
+_STAGES = 3
 
 
 @triton.jit

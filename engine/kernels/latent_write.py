@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.early_start import early, wait_for_earlier
+from engine.kernels.early_start import early, let_next_begin, wait_for_earlier
 from engine.kernels.numeric import encode_fp8, narrow, power_of_two_scale
 from engine.kernels.target import target
 from engine.reference.fp8_quant import GROUP, Normed, Quantised
@@ -153,6 +153,7 @@ def _latent_write(
     PAGE_SIZE: tl.constexpr, Q_CODED: tl.constexpr, CODED: tl.constexpr, INDEX_CODED: tl.constexpr,
     SHUFFLED: tl.constexpr, Q_GROUP: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
+    let_next_begin()
     wait_for_earlier()
     token = tl.program_id(0).to(tl.int64)
     stretch = tl.program_id(1)

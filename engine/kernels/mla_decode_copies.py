@@ -30,7 +30,7 @@ FREE = gl.constexpr(STAGES.value)
 
 @gluon.jit
 def wait_for_earlier():
-    cuda.gdc_launch_dependents()
+    """As in `early_start`; the next kernel is not let begin: a multiprocessor has no room beside one of these."""
     cuda.gdc_wait()
 
 

@@ -82,19 +82,26 @@ def _values_of_token(
     prefetch(value_up + tl.minimum(tl.arange(0, LINES) * LINE, RANK * VALUE - 1))
     wait_for_earlier()
     first = token * (SPLITS * HEADS) + head
+    channel = tl.arange(0, RANK)
+    some = tl.arange(0, AT_ONCE)
+    part = tl.load(
+        sums + (first + some * HEADS)[:, None] * RANK + channel[None, :], mask=(some < SPLITS)[:, None], other=0.0
+    )
     split = tl.arange(0, SPLIT_BLOCK)
     weight = tl.load(weights + first + split * HEADS, mask=split < SPLITS, other=NEVER)
+    weight_of_some = tl.load(weights + first + some * HEADS, mask=some < SPLITS, other=NEVER)
     level = tl.max(weight, 0)
     level = tl.where(level == NEVER, 0.0, level)
     total = tl.sum(tl.exp2(weight - level), 0)
-    total = tl.where(total == 0.0, 1.0, total)
-    channel = tl.arange(0, RANK)
-    whole = tl.zeros((RANK,), tl.float32)
-    for start in tl.static_range(0, SPLITS, AT_ONCE):
+    parts = part * tl.exp2(weight_of_some - level)[:, None]
+    for start in tl.static_range(AT_ONCE, SPLITS, AT_ONCE):
         some = start + tl.arange(0, AT_ONCE)
-        share = tl.exp2(tl.load(weights + first + some * HEADS, mask=some < SPLITS, other=NEVER) - level) / total
-        part = sums + (first + some * HEADS)[:, None] * RANK + channel[None, :]
-        whole += tl.sum(tl.load(part, mask=(some < SPLITS)[:, None], other=0.0) * share[:, None], 0)
+        weight_of_some = tl.load(weights + first + some * HEADS, mask=some < SPLITS, other=NEVER)
+        part = tl.load(
+            sums + (first + some * HEADS)[:, None] * RANK + channel[None, :], mask=(some < SPLITS)[:, None], other=0.0
+        )
+        parts += part * tl.exp2(weight_of_some - level)[:, None]
+    whole = tl.sum(parts, 0) / tl.where(total == 0.0, 1.0, total)
     mixed += (token * HEADS + head) * RANK
     tl.store(mixed + channel, narrow(whole, mixed))
     tl.debug_barrier()

@@ -75,9 +75,6 @@ def score_pages(
         # Bytes at which the blocks' pages start, −1: there is none, or no such block.
         page = tl.load(table + (group + number) * BLOCK // PAGE_SIZE, mask=group + number < last, other=-1)
         begins = tl.load(starts + page, mask=page >= 0, other=-1)
-        place = group * BLOCK % PAGE_SIZE + inner
-        begin = tl.max(tl.where(number == 0, begins, -1), 0)
-        scale = _scale(key_scales, begin, place, BLOCK, CODED)
         for own in tl.range(0, tl.minimum(last - group, GROUP), num_stages=STAGES):
             begin = tl.max(tl.where(number == own, begins, -1), 0)
             place = (group + own) * BLOCK % PAGE_SIZE + inner
@@ -87,19 +84,13 @@ def score_pages(
                 at = tl.multiple_of(begin // BYTES + place * WIDTH, ALIGNED)[:, None] + column[None, :]
             held = (begin >= 0) & (column < WIDTH)
             block = tl.load(keys + at, mask=tl.broadcast_to(held[None, :], (BLOCK, WIDTH_BLOCK)), other=0.0)
-            after = tl.max(tl.where(number == own + 1, begins, -1), 0)
-            next_scale = _scale(key_scales, after, (group + own + 1) * BLOCK % PAGE_SIZE + inner, BLOCK, CODED)
+            scale = tl.full((BLOCK,), 1.0, tl.float32)
+            if CODED:
+                here = key_scales + begin // 4 + place
+                scale = tl.load(here, mask=tl.broadcast_to(begin >= 0, (BLOCK,)), other=0.0)
             if CODED:
                 block = half_of_fp8(block, FP8).to(heads.dtype)
             products = dot(block, tl.trans(heads), tl.zeros((BLOCK, HEAD_BLOCK), tl.float32))
             score = tl.sum(tl.maximum(products, 0.0) * weight[None, :], 1) * scale
             key = (group + own) * BLOCK + inner
             tl.store(scores + key, tl.where(key < count, score, NEVER), mask=key < count)
-            scale = next_scale
-
-
-@triton.jit
-def _scale(key_scales, begin, place, BLOCK: tl.constexpr, CODED: tl.constexpr):
-    if CODED:
-        return tl.load(key_scales + begin // 4 + place, mask=tl.broadcast_to(begin >= 0, (BLOCK,)), other=0.0)
-    return tl.full((BLOCK,), 1.0, tl.float32)

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.early_start import early, wait_for_earlier
+from engine.kernels.early_start import early, let_next_begin, wait_for_earlier
 from engine.kernels.latent_write import quantised
 from engine.kernels.numeric import narrow
 from engine.kernels.target import target
@@ -24,6 +24,7 @@ def _rms_norm(
     FIRST: tl.constexpr, SECOND: tl.constexpr, THIRD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A program does one stretch of one row; the norms' weights lie in a row for each stretch."""
+    let_next_begin()
     wait_for_earlier()
     row = tl.program_id(0).to(tl.int64)
     stretch = tl.program_id(1)
@@ -44,6 +45,7 @@ def _quantised_rms_norm(
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, PART: tl.constexpr, GROUP: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     """A program does PART columns of one row, and the row's sum by itself."""
+    let_next_begin()
     wait_for_earlier()
     row = tl.program_id(0).to(tl.int64)
     x += row * x_stride

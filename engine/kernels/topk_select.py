@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.early_start import early, wait_for_earlier
+from engine.kernels.early_start import early, let_next_begin, wait_for_earlier
 from engine.kernels.target import target
 
 _BLOCK = 2048  # scores at a time
@@ -128,6 +128,7 @@ def _select(scores, out, count, k, SIZE: tl.constexpr):
 
 @triton.jit
 def _topk_of_short_row(scores, limits, out, num_scores, k, SIZE: tl.constexpr, LIMITED: tl.constexpr):
+    let_next_begin()
     wait_for_earlier()
     row = tl.program_id(0).to(tl.int64)
     scores += row * num_scores
@@ -147,6 +148,7 @@ def _topk_of_row(
     BLOCK: tl.constexpr, LIMITED: tl.constexpr,
 ):  # fmt: skip
     """counts: [rows, 4, 256]."""
+    let_next_begin()
     wait_for_earlier()
     row = tl.program_id(0).to(tl.int64)
     scores += row * num_scores
@@ -205,6 +207,7 @@ def _topk_of_chunk(
     counted, counts: [rows, chunks, 256], of the digit before and of this one; carry: [rows, chunks, 4], in which each
     chunk keeps from launch to launch what it knows.
     """
+    let_next_begin()
     wait_for_earlier()
     row = tl.program_id(0).to(tl.int64)
     own = tl.program_id(1)

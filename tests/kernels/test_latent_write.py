@@ -115,9 +115,9 @@ def test_query_latents_quantised_besides(device: str) -> None:
     ours = kernels.quantised_latent_write(*arguments)  # type: ignore[arg-type]
     assert torch.equal(ours.rows, latent)
     assert torch.equal(case.cache.buffer, written)
-    codes, scales = fp8_quant(latent)
-    assert torch.equal(ours.quantised.codes, codes)
-    assert torch.equal(ours.quantised.scales, scales)
+    codes, scales = fp8_quant(latent.cpu())  # where torch divides exactly
+    assert torch.equal(ours.quantised.codes.cpu(), codes)
+    assert torch.equal(ours.quantised.scales.cpu(), scales)
 
 
 def test_a_width_that_cannot_be_quantised_is_named(device: str) -> None:
