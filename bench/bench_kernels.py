@@ -29,6 +29,7 @@ from engine.kernels.mla_values import mla_values
 from engine.kernels.moe_gemm import Fp8Experts, moe_gemm
 from engine.kernels.moe_route import moe_route
 from engine.kernels.rms_norm import quantised_rms_norm
+from engine.kernels.sample import sample
 from engine.kernels.topk_select import topk_positions
 from engine.reference.fp8_gemm import Fp8Weight
 from engine.reference.fp8_quant import fp8_quant
@@ -41,6 +42,7 @@ from engine.reference.rms_norm import Norm
 
 DEVICE = "cuda"
 HIDDEN, INTER, EXPERTS, CHOSEN, TOP_K, WINDOW, PAGE = 5120, 1536, 256, 8, 2048, 513, 64
+VOCAB = 152_064
 BATCHES = (1, 8, 32, 128)
 
 
@@ -184,6 +186,13 @@ def row_cases(rows: int) -> Iterator[Case]:
     yield Case(f"quantised_silu_mul, {rows}", [lambda: quantised_silu_mul(gate_up)], rows * INTER * 5.0, 0)
 
 
+def draw_cases(rows: int) -> Iterator[Case]:
+    logits = [bf16(rows, VOCAB) for _ in range(4)]
+    draws = torch.randint(1 << 31, (rows, 3), dtype=torch.int32, device=DEVICE)
+    draws[:, 2] = torch.ones(rows, device=DEVICE).view(torch.int32)  # the temperature
+    yield Case(f"sample, {rows}", [lambda one=one: sample(one, draws) for one in logits], 2.0 * rows * VOCAB, 0)
+
+
 def weight_of(columns: int, width: int, *experts: int) -> Fp8Weight:
     raw = codes(*experts, columns, width)
     raw.masked_fill_(raw == 0x80, 0)
@@ -242,6 +251,7 @@ def every_case() -> Iterator[Case]:
         yield from sparse_cases(batch)
         yield from layer_cases(batch, "dsa", 128, 128, 512)
         yield from layer_cases(batch, "swa", 64, 192, 1024)
+        yield from draw_cases(batch)
     for batch, context in ((8, 32_768), (1, 131_072), (8, 131_072)):
         yield from index_cases(batch, context)
     for rows in (1, 32, 128, 4096):
