@@ -29,6 +29,7 @@ from bench.slice_floor import decode_floor, prefill_floor
 from engine.config.capacity import CapacityPlan
 from engine.config.engine import EngineConfig
 from engine.config.model import ModelConfig
+from engine.kernels.early_start import switch_early_start
 from engine.kernels.ops import ops_for
 from engine.model.context import ForwardContext
 from engine.model.decoder import TextModel
@@ -265,8 +266,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result")
     parser.add_argument("--name", default="h200", help="of the GPU, in the result's name")
     parser.add_argument("--weights", choices=("fp8", "bfloat16"), default="fp8")
+    parser.add_argument("--in-turn", action="store_true", help="no kernel begins before the last one has ended")
     parser.add_argument("--commit", help="of the code, where it runs as a copy without its history")
     options = parser.parse_args(arguments)
+    switch_early_start(not options.in_turn)
     if not torch.cuda.is_available():
         parser.exit(2, "the slice is measured on a GPU, and torch sees none\n")
     config = ModelConfig.from_json(CONFIG | (FP8 if options.weights == "fp8" else {}))
@@ -294,6 +297,7 @@ def main(arguments: list[str] | None = None) -> None:
         "kv_bytes_per_token": {group.name: group.bytes_per_token for group in bench.plan.groups},
     }
     name = f"slice-{options.name}" + ("" if options.weights == "fp8" else f"-{options.weights}")
+    name += "-in-turn" if options.in_turn else ""
     facts = gpu_machine(options.commit)
     keep(name, facts, figures, options.out)  # before the profiler, which slows all that comes after it
     show("Six layers at released widths", [_shown(row) for row in rows])
