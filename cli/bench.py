@@ -20,6 +20,7 @@ BENCHMARKS = {
     "parser": ("bench_parser", "How fast tool calls are read."),
     "grammar": ("bench_grammar", "What structured outputs cost: masks and compilation."),
     "kernels": ("bench_kernels", "Every kernel on this GPU, beside the least that is possible."),
+    "drafts": ("bench_drafts", "What drafts bring on the bundled checkpoint."),
     "slice": ("slice", "Six layers of the released model through the engine on this GPU."),
     "load": ("load", "What a server bears: bursts, slow readers, clients that leave."),
 }
