@@ -186,6 +186,8 @@ class Scheduler:
                     self._add(request, self._drafts.verified_with(request, num_running), step)
                 else:
                     step.add_token(request)
+            else:
+                request.drafts = []  # where a device alone knows them, it knows those of the step before
         for request in prefills:
             if step.budget and request.state is State.RUNNING:
                 wanted = min(request.num_remaining, step.budget)

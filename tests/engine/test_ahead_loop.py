@@ -18,12 +18,15 @@ from engine.wire.messages import Abort, Failed, Finished, Message, Sampling, Sto
 from tests.engine.test_sched_walk import random_plan
 from tests.engine.test_worker_loop import A, B, FakePost
 from tests.support.fake_device import FakeDevice
+from tests.support.fake_drafting_device import FakeDraftingDevice
 from tests.support.fake_steps import STOP_ID, VOCAB, expected_answer, small_plan
 
 PLAN = small_plan(20)
 
 
-def loop_over(device: FakeDevice, plan: CapacityPlan = PLAN, *, ahead: bool = True, **settings: Any) -> Loop:
+def loop_over(
+    device: FakeDevice | FakeDraftingDevice, plan: CapacityPlan = PLAN, *, ahead: bool = True, **settings: Any
+) -> Loop:
     scheduler = Scheduler(EngineConfig(**settings), plan)
     return Loop(scheduler, device, VOCAB, Progress(), launcher=device if ahead else None)
 
@@ -62,9 +65,10 @@ def check(post: FakePost, request: Submit, plan: CapacityPlan = PLAN, *, disturb
 class Workload:
     """Requests that come at random times, some of which are aborted or stopped; the cache is often too small."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, num_drafts: int = 0) -> None:
         self.rng = rng = random.Random(seed)
-        self.plan = random_plan(rng, drafts=False, homes=1)
+        self.num_drafts = num_drafts
+        self.plan = random_plan(rng, drafts=num_drafts > 0, homes=1)
         self.prefix_caching = seed % 5 != 0
         stems = [[rng.randrange(VOCAB) for _ in range(rng.randrange(1, self.plan.max_model_len - 4))] for _ in range(3)]
         self.submits = [self._submit(f"r{number}", rng.choice(stems)) for number in range(rng.choice([3, 12, 25]))]
@@ -85,8 +89,16 @@ class Workload:
 
     def run(self, *, ahead: bool) -> tuple[FakePost, FakeDevice, Figures]:
         rng = random.Random(self.rng.random())
-        post, device = FakePost(len(self.submits)), FakeDevice(self.plan, rng.randrange(100))
-        loop = loop_over(device, self.plan, ahead=ahead, enable_prefix_caching=self.prefix_caching)
+        device = FakeDevice(self.plan, rng.randrange(100))
+        post, figures = self.run_on(device, rng, ahead=ahead)
+        return post, device, figures
+
+    def run_on(
+        self, device: FakeDevice | FakeDraftingDevice, rng: random.Random, *, ahead: bool
+    ) -> tuple[FakePost, Figures]:
+        post = FakePost(len(self.submits))
+        settings = {"enable_prefix_caching": self.prefix_caching, "speculative_tokens": self.num_drafts}
+        loop = loop_over(device, self.plan, ahead=ahead, **settings)
         coming = list(reversed(self.submits))
         out: list[str] = []
 
@@ -117,7 +129,7 @@ class Workload:
         figures = loop._scheduler.figures()
         assert (figures.running, figures.waiting) == (0, 0)
         assert set(figures.cache_usage.values()) == {0.0}
-        return post, device, figures
+        return post, figures
 
 
 def walk(seed: int) -> None:

@@ -9,7 +9,7 @@ builds on rows of theirs that were not written, or were for tokens that did not 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -103,17 +103,23 @@ class FakeModel:
         self.encodes: list[PartKey] = []  # since the start
 
     def run(self, batch: ScheduledBatch) -> dict[Request, list[int]]:
+        sampled = self.verified(batch)
+        self.drafts = self.drafted(batch.items, sampled)
+        return {item.request: sampled[item.request] for item in batch.items if item.samples}
+
+    def verified(self, batch: ScheduledBatch) -> dict[Request, list[int]]:
+        """Of each item the tokens that it brings, none where it does not sample."""
         assert batch.num_tokens == sum(item.num_tokens for item in batch.items)
         assert len({item.request for item in batch.items}) == len(batch.items)
         self._encode(batch)
         for item in batch.items:  # all rows are written before any is read, as in a layer
             self._write(item)
-        sampled = {item.request: self._read(item) for item in batch.items}
-        self.drafts = {}
-        for item in batch.items:
-            if item.draft_rows:
-                self._write_drafts(item, sampled[item.request])
-        return {item.request: sampled[item.request] for item in batch.items if item.samples}
+        return {item.request: self._read(item) for item in batch.items}
+
+    def drafted(self, items: Sequence[Scheduled], sampled: Mapping[Request, Sequence[int]]) -> dict[Request, list[int]]:
+        """Drafts of what may follow `sampled`."""
+        made = {item.request: self._write_drafts(item, sampled[item.request]) for item in items if item.draft_rows}
+        return {request: drafts for request, drafts in made.items() if drafts}
 
     def _encode(self, batch: ScheduledBatch) -> None:
         for key in batch.encoder.forgotten:
@@ -176,16 +182,16 @@ class FakeModel:
                 break
         return tokens
 
-    def _write_drafts(self, item: Scheduled, sampled: list[int]) -> None:
+    def _write_drafts(self, item: Scheduled, sampled: Sequence[int]) -> list[int]:
         request, salt = item.request, item.request.submission.submit.cache_salt
         tokens = [*request.keys, *sampled]
         values = digest(tokens, salt)
         end = min(item.start + item.num_tokens - item.num_drafts + max(0, len(sampled) - 1), len(tokens) - 1)
         for position in range(item.start, end):
             self._mtp[self._slot(item, item.mtp_pages, position)] = (values[position], tokens[position + 1])
-        if not item.next_drafts:
-            return
         drafts: list[int] = []
+        if not item.next_drafts:
+            return drafts
         for position in range(end - 1, end - 1 + item.next_drafts):
             for before in range(max(0, position - self._window + 1), end):
                 row, following = self._mtp[self._slot(item, item.mtp_pages, before)]
@@ -196,7 +202,7 @@ class FakeModel:
             self._mtp[self._slot(item, item.mtp_pages, end - 1)] = (values[end - 1], tokens[end])
             right = next_token(digest([*tokens, *drafts], salt)[-1], request.index)
             drafts.append(right if self._chance.random() < 0.7 else self._chance.randrange(VOCAB))
-        self.drafts[request] = drafts
+        return drafts
 
 
 class Run:
