@@ -14,6 +14,10 @@ from torch import Tensor
 
 from engine.config.sharding import RankShare
 
+# Older versions of torch know the second name only; this one warns of it.
+_all_gather = dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
+_reduce_scatter = dist.reduce_scatter_single if hasattr(dist, "reduce_scatter_single") else dist.reduce_scatter_tensor
+
 
 class ExpertShare:
     """The experts of every layer that a rank holds, where ranks hold whole ones, and how much work each rank has."""
@@ -90,7 +94,7 @@ class Spread:
             return rows
         rows = own.new_empty(self._ranks * self._most, own.shape[1])
         padded = own if len(own) == self._most else F.pad(own, (0, 0, 0, self._most - len(own)))
-        dist.all_gather_single(rows, padded)
+        _all_gather(rows, padded)
         return rows if self._places is None else rows.index_select(0, self._places)
 
     def summed(self, partial: Tensor) -> Tensor:
@@ -102,7 +106,7 @@ class Spread:
             padded = partial.new_zeros(self._ranks * self._most, partial.shape[1])
             partial = padded.index_copy_(0, self._places, partial)
         own = partial.new_empty(self._most, partial.shape[1])
-        dist.reduce_scatter_single(own, partial)
+        _reduce_scatter(own, partial)
         return own[: self._own.stop - self._own.start]
 
 
