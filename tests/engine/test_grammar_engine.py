@@ -122,14 +122,10 @@ def test_calls_of_every_choice_have_their_form_and_end_by_themselves(worker: Wor
 
 @pytest.mark.parametrize("begins", ["behind_thinking", "in_thinking"])
 def test_thinking_comes_before_the_call(worker: Worker, begins: str) -> None:
-    close_id = vocabulary().control_id("</think>")
-    seen = worker.answer(
-        begins,
-        ToolCalls((WEATHER,), max_calls=1),
-        begins=begins,
-        temperature=0.0,
-        logit_bias={close_id: 99.0, vocabulary().control_id("<think>"): 50.0},
-    )
+    bias = {vocabulary().control_id("</think>"): 100.0}
+    if begins == "behind_thinking":
+        bias[vocabulary().control_id("<think>")] = 50.0
+    seen = worker.answer(begins, ToolCalls((WEATHER,), max_calls=1), begins=begins, temperature=0.0, logit_bias=bias)
     thinking, call = seen.text().split("</think>")
     assert thinking == ("<think>" if begins == "behind_thinking" else "")
     check_call(call)
