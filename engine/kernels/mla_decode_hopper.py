@@ -186,7 +186,7 @@ def _score(
     mbarrier.arrive(barriers.index(SHARED), count=1)
     gl.store(weights + head, best + gl.log2(total), mask=(head < heads) & (part == 0))
     if PARTS == 2:
-        gl.store(turns + program, turn)
+        gl.store(turns + program, turn & 15)
 
 
 @gluon.jit
