@@ -69,7 +69,8 @@ class DraftGraphs:
         self._choose = choose
         self._record = record
         self._longest = plan.max_model_len
-        self._sizes = batch_sizes(min(plan.max_num_seqs, plan.max_draft_rows))
+        # A step has room for two rows of each sequence where any of them drafts.
+        self._sizes = batch_sizes(max(1, min(plan.max_num_seqs, plan.max_draft_rows // 2)))
         self._head = len(_FACTS) + 3 * self.num_draws
         self._columns = self._head - (-plan.max_model_len // plan.page_size)
         self._inputs: dict[tuple[int, int], _Inputs] = {}
