@@ -78,7 +78,7 @@ def absorb_queries(
     if tokens == 0:
         return out
     here = target().name == "interpreter"
-    block_m = 16 if tokens <= 32 or here else 64
+    block_m = _tokens_each(tokens) if not here else 16
     block_n, block_k = (min(rank, 128), 64) if not here else (triton.next_power_of_2(rank), 32)
     blocks, line = -(-rank // block_n), 128 // key_up.element_size()
     index_heads = 0 if index_q is None else index_q.shape[1]
@@ -91,3 +91,8 @@ def absorb_queries(
         INTERLEAVED=interleaved_index, num_warps=4, **early(),
     )  # fmt: skip
     return out
+
+
+def _tokens_each(tokens: int) -> int:
+    """Of a program: weights are read once for so many."""
+    return 16 if tokens <= 16 else 32 if tokens <= 32 else 64

@@ -165,10 +165,16 @@ def _launch(attended: Attended, value_up: Tensor, gates: Tensor, out: Tensor, sc
             CODED=scales is not None, FP8=target().fp8, num_warps=8, **early(),
         )  # fmt: skip
         return
-    block_m = 16
+    block_m = _tokens_each(tokens)
     _mla_values[(heads, -(-tokens // block_m))](
         attended.sums, attended.weights, value_up, gates, out, to, tokens, gates.stride(0),
         HEADS=heads, RANK=rank, VALUE=value, VALUE_BLOCK=value_block, SPLITS=splits,
         BLOCK_M=block_m, BLOCK_K=min(rank, 64), LINES=triton.next_power_of_2(-(-rank * value // line)), LINE=line,
-        CODED=scales is not None, FP8=target().fp8, num_warps=4, num_stages=3, **early(),
+        CODED=scales is not None, FP8=target().fp8, num_warps=4 if block_m < 64 else 8,
+        num_stages=3 if splits * block_m <= 384 else 1, **early(),  # what is under way lies in shared memory
     )  # fmt: skip
+
+
+def _tokens_each(tokens: int) -> int:
+    """Of a program: weights are read once for so many."""
+    return 16 if tokens <= 16 else 32 if tokens <= 32 else 64

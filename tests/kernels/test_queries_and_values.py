@@ -93,7 +93,7 @@ def test_index_queries_with_halves_apart(device: str) -> None:
 
 @pytest.mark.parametrize("splits", [1, 3, 11])
 @pytest.mark.parametrize("coded", [True, False])
-@pytest.mark.parametrize("tokens", [1, 19])
+@pytest.mark.parametrize("tokens", [1, 7, 19, 70])
 def test_values(device: str, tokens: int, coded: bool, splits: int) -> None:
     heads, rank, value = 3, 64, 128
     attended = Attended(
