@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL.PngImagePlugin import PngImageFile
 
 from multimodal.file_limits import DEFAULT_LIMITS, FileLimits
 
@@ -31,6 +32,9 @@ _DECODER_FAILURES = (
     OSError, SyntaxError, EOFError, ValueError, TypeError, LookupError, ArithmeticError, RuntimeError,
     MemoryError, struct.error, Image.DecompressionBombError,
 )  # fmt: skip
+
+
+_GREY_STEPS = {"L;2": 85, "L;4": 17}  # of grey in few bits, by Pillow's names
 
 
 class Size(NamedTuple):
@@ -185,6 +189,8 @@ def _within(limits: FileLimits, image: Image.Image) -> Image.Image:
 def _upright(image: Image.Image) -> Image.Image:
     if getattr(image, "n_frames", 1) > 1:
         image.seek(0)
+    if isinstance(image, PngImageFile):
+        _scale_clear_value(image)
     image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I"):
         image = _eight_bits(image)
@@ -193,6 +199,15 @@ def _upright(image: Image.Image) -> Image.Image:
         image = Image.new("RGB", clear.size, (255, 255, 255))
         image.paste(clear, mask=clear.getchannel("A"))
     return image.convert("RGB")
+
+
+def _scale_clear_value(image: PngImageFile) -> None:
+    """To eight bits, as Pillow scales the pixels: it leaves the one value that is clear in the file's own depth."""
+    clear, stored = image.info.get("transparency"), image.tile[0].args if image.tile else None
+    if isinstance(clear, int) and stored in _GREY_STEPS:
+        image.info["transparency"] = clear * _GREY_STEPS[stored]
+    elif isinstance(clear, tuple) and stored == "RGB;16B":
+        image.info["transparency"] = tuple(value >> 8 for value in clear)
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:

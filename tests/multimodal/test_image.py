@@ -134,6 +134,22 @@ def test_clear_parts_are_laid_on_white(mode: str) -> None:
     assert upright_rgb(clear)[15, 15].tolist() == [255, 255, 255]
 
 
+@pytest.mark.parametrize("bits", [1, 2, 4])
+def test_a_clear_value_of_grey_in_few_bits_is_laid_on_white(bits: int) -> None:
+    """Of 32 pixels each value in turn; the value 1 is clear."""
+    most = 2**bits - 1
+    values = np.arange(32) % 2**bits
+    row = b"\0" + np.packbits((values[:, None] >> np.arange(bits)[::-1]) & 1).tobytes()
+    data = png(32, 30, bits, 0, row * 30, (b"tRNS", struct.pack(">H", 1)))
+    assert np.array_equal(upright_rgb(data)[0, :, 2], np.where(values == 1, 255, values * 255 // most))
+
+
+def test_a_clear_value_of_16_bit_colour_is_laid_on_white() -> None:
+    row = b"\0" + np.array([[0x1234, 0x5678, 0x9ABC], [0x1234, 0x5678, 0x0ABC]] * 15).astype(">u2").tobytes()
+    data = png(30, 30, 16, 2, row * 30, (b"tRNS", struct.pack(">HHH", 0x1234, 0x5678, 0x9ABC)))
+    assert upright_rgb(data)[0, :2].tolist() == [[255, 255, 255], [0x12, 0x56, 0x0A]]
+
+
 def test_only_the_first_frame_of_an_animation_is_seen() -> None:
     frames = [Image.new("RGB", (30, 30), colour) for colour in ("red", "blue")]
     data = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
@@ -181,9 +197,10 @@ def test_a_negative_override_is_refused() -> None:
         SizeOverrides(target_width=-1)
 
 
-def png(width: int, height: int, bits: int, colour: int, rows: bytes) -> bytes:
+def png(width: int, height: int, bits: int, colour: int, rows: bytes, *further: tuple[bytes, bytes]) -> bytes:
     chunks = [
         (b"IHDR", struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, 0)),
+        *further,
         (b"IDAT", zlib.compress(rows)),
         (b"IEND", b""),
     ]
