@@ -81,3 +81,32 @@ def test_halves_of_a_wide_latent_swap_their_scores(
     for _ in range(2):
         attended = Attended(*kernels.attend_on_hopper(case.q, case.cache.latent, rows, 1024, SCALE))
         assert_as_good(combined(attended), *case.attended(positions))
+
+
+def test_more_pairs_than_run_at_a_time(device: str) -> None:
+    lens = [130] * (150 if device == "cuda" else 5)
+    case = Case(device, lens, heads=64, rank=1024, rope=64)
+    rows = Rows(WINDOW.value, 100, paged=case.cache.rows, window=100)
+    for _ in range(3):
+        attended = Attended(*kernels.attend_on_hopper(case.q, case.cache.latent, rows, 1024, SCALE))
+        assert_as_good(combined(attended), *case.attended([torch.arange(30, 130)] * len(lens)))
+
+
+@pytest.mark.parametrize(
+    ("heads", "rank", "rope", "dtype", "queries"),
+    [
+        (16, 512, 64, torch.bfloat16, 1),
+        (64, 256, 64, torch.bfloat16, 1),
+        (64, 512, 32, torch.bfloat16, 1),
+        (64, 512, 64, torch.float32, 1),
+        (64, 1024, 64, torch.bfloat16, 513),
+    ],
+)
+def test_other_shapes_are_served_elsewhere(
+    device: str, monkeypatch: pytest.MonkeyPatch, heads: int, rank: int, rope: int, dtype: torch.dtype, queries: int
+) -> None:
+    monkeypatch.setattr(kernels, "INTERPRETED", False)
+    case = Case(device, (1,), heads=64, rank=64)
+    rows = Rows(WINDOW.value, 100, paged=case.cache.rows, window=100)
+    assert kernels.serves(torch.empty(512, 64, 1088, dtype=torch.bfloat16, device=device), rows, 1024)
+    assert not kernels.serves(torch.empty(queries, heads, rank + rope, dtype=dtype, device=device), rows, rank)
