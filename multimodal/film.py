@@ -22,8 +22,9 @@ from multimodal.image import NO_OVERRIDES, ImageLimits, Size, SizeOverrides, res
 from multimodal.sound_file import read_track
 from multimodal.video import VideoFacts, VideoPlan, VideoRequest, jpeg_round_trip, pcm16_round_trip, plan_video
 
-# Sound that begins this little before the first frame begins with it: containers round, codecs start with filling.
-_TOGETHER_S = 0.05
+# Sound that begins this little before the first frame begins with it: containers round, codecs start with filling
+# (AAC with 1,024 samples, at 16 kHz 0.064 s, which only some containers tell apart).
+_TOGETHER_S = 0.07
 
 
 @dataclass(frozen=True)

@@ -214,6 +214,12 @@ def test_a_film_begins_with_sound_that_is_earlier_than_its_pictures(audio_cap: f
         assert film.plan.audio_drop_reason == "audio_cap_zero"
 
 
+def test_what_a_codec_puts_before_the_sound_does_not_move_the_pictures() -> None:
+    film = prepared(encoded.film(EIGHT_SECONDS, "flv", "flv", sound=TONE))
+    assert film.plan.timestamps[0] == "00:00:00.00"
+    assert film.plan.frame_times_s[-1] == 7.96
+
+
 def test_sound_that_cannot_be_decoded_is_reported() -> None:
     data = encoded.film(EIGHT_SECONDS, "mp4", sound=TONE)
     with av.open(io.BytesIO(data), "r") as container:
