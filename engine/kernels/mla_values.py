@@ -165,13 +165,14 @@ def _launch(attended: Attended, value_up: Tensor, gates: Tensor, out: Tensor, sc
             CODED=scales is not None, FP8=target().fp8, num_warps=8, **early(),
         )  # fmt: skip
         return
-    block_m = _tokens_each(tokens)
+    block_m, block_k = _tokens_each(tokens), min(rank, 64)
+    ahead = 2 * block_k * (4 * splits * block_m + value_up.element_size() * value_block)  # bytes of two steps
     _mla_values[(heads, -(-tokens // block_m))](
         attended.sums, attended.weights, value_up, gates, out, to, tokens, gates.stride(0),
         HEADS=heads, RANK=rank, VALUE=value, VALUE_BLOCK=value_block, SPLITS=splits,
-        BLOCK_M=block_m, BLOCK_K=min(rank, 64), LINES=triton.next_power_of_2(-(-rank * value // line)), LINE=line,
+        BLOCK_M=block_m, BLOCK_K=block_k, LINES=triton.next_power_of_2(-(-rank * value // line)), LINE=line,
         CODED=scales is not None, FP8=target().fp8, num_warps=4 if block_m < 64 else 8,
-        num_stages=3 if splits * block_m <= 384 else 1, **early(),  # what is under way lies in shared memory
+        num_stages=3 if ahead <= target().shared_bytes else 1, **early(),
     )  # fmt: skip
 
 
