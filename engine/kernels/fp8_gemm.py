@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.early_start import early, prefetch, wait_for_earlier
+from engine.kernels.hopper_gemm import hopper_gemm, serves
 from engine.kernels.numeric import fp8_pointer, narrow
 from engine.kernels.scaled_products import scaled_products
 from engine.kernels.target import FP8_FACTOR, target
@@ -129,6 +130,9 @@ def fp8_gemm(
             raise ValueError(f"{name} must be contiguous, got strides {tensor.stride()}")
     out = x.scales.new_empty(rows, columns, dtype=dtype)
     if rows == 0:
+        return out
+    if tile is None and serves(rows, width):
+        hopper_gemm(x, weight, out, residual)
         return out
     tile = fp8_tile("fp8_gemm", rows) if tile is None else tile
     tiles = -(-rows // tile.rows) * -(-columns // tile.columns)

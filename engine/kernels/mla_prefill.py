@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.hopper_prefill import hopper_prefill
+from engine.kernels.hopper_prefill import serves as on_hopper
 from engine.kernels.numeric import LOG2_E, NEVER, dot, narrow, rounded
 from engine.kernels.target import target
 from engine.reference.key_mask import WORD, mask_words
@@ -182,6 +184,9 @@ def mla_prefill(
         out = q.new_empty(queries, heads, value)
     _check(q, k, rotary, v, chosen, out)
     if queries == 0:
+        return out
+    if on_hopper(q, k, rotary, v, window):
+        hopper_prefill(q, k, rotary, v, scale, chosen, out)
         return out
     one = 1 << (nope.bit_length() - 1)
     two = nope - one

@@ -15,7 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.early_start import early, wait_for_earlier
+from engine.kernels.early_start import early, let_next_begin, wait_for_earlier
+from engine.kernels.hopper_experts import ITEM, SortedPairs, hopper_experts
+from engine.kernels.hopper_gemm import fits
 from engine.kernels.numeric import dot, encode_fp8, fp8_pointer, narrow
 from engine.kernels.scaled_products import scaled_products
 from engine.kernels.target import FP8_FACTOR, target
@@ -25,7 +27,6 @@ from engine.reference.fp8_quant import GROUP, Quantised
 from engine.reference.moe_gemm import Experts
 
 _DENSE = 128  # pairs, up to which every item has rows
-_ITEM = 3  # expert, first and end of its rows in the sorted order: none where the first is not before the end
 
 
 @triton.jit
@@ -52,6 +53,7 @@ def _sort_pairs(
     few pairs, and the number is that of lower experts with any. SHARED: the last expert's pairs are of all tokens.
     """
     wait_for_earlier()
+    let_next_begin()
     expert = tl.program_id(0)
     every = SHARED and expert == tl.num_programs(0) - 1
     before = tl.zeros((), tl.int32)
@@ -212,6 +214,7 @@ def _weighted_sum(
     HIDDEN: tl.constexpr, CHOSEN: tl.constexpr, SHARED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     wait_for_earlier()
+    let_next_begin()
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < HIDDEN
@@ -266,18 +269,26 @@ def moe_gemm(
     pairs = tokens * chosen
     first, second = _tiles(pairs / shape.experts, shape.coded) if tiles is None else tiles
     rows = _sorted_rows(ids, shape, first.rows)
-    inner = residual.new_empty(rows.pairs, shape.inter, dtype=torch.uint8 if shape.coded else residual.dtype)
-    inner_scales = weights.new_empty(rows.pairs, shape.inter // GROUP) if shape.coded else None
-    inputs = x if isinstance(x, Quantised) else (x, None)
-    _run(first, rows, chosen, inputs, shape.gate_up, (inner, inner_scales))
     outputs = residual.new_empty(rows.pairs, hidden)
-    _run(second, rows, 1, (inner, inner_scales), shape.down, (outputs, None))
+    if tiles is None and isinstance(x, Quantised) and isinstance(experts, Fp8Experts) and _on_hopper(first, shape):
+        hopper_experts(x, experts, rows.pairs_of(chosen), outputs)
+    else:
+        inner = residual.new_empty(rows.pairs, shape.inter, dtype=torch.uint8 if shape.coded else residual.dtype)
+        inner_scales = weights.new_empty(rows.pairs, shape.inter // GROUP) if shape.coded else None
+        inputs = x if isinstance(x, Quantised) else (x, None)
+        _run(first, rows, chosen, inputs, shape.gate_up, (inner, inner_scales))
+        _run(second, rows, 1, (inner, inner_scales), shape.down, (outputs, None))
     block = min(1024, triton.next_power_of_2(hidden))
     _weighted_sum[(tokens, -(-hidden // block))](
         residual, outputs, weights, out,
         HIDDEN=hidden, CHOSEN=chosen, SHARED=shape.shared, BLOCK=block, num_warps=4, **early(),
     )  # fmt: skip
     return out
+
+
+def _on_hopper(tile: Tile, shape: _Weights) -> bool:
+    """Whether experts have rows enough for the tiles there, and the GPU and both widths are made for them."""
+    return tile.rows == GROUP and fits(shape.hidden) and fits(shape.inter)
 
 
 class _Rows(NamedTuple):
@@ -295,6 +306,9 @@ class _Rows(NamedTuple):
     def shared(self) -> bool:
         return self.pairs > self.chosen_pairs
 
+    def pairs_of(self, chosen: int) -> SortedPairs:
+        return SortedPairs(self.order, self.items, self.num_items, self.chosen_pairs, chosen)
+
 
 def _sorted_rows(ids: Tensor, shape: _Weights, rows: int) -> _Rows:
     """`rows`: at most so many an item."""
@@ -306,10 +320,10 @@ def _sorted_rows(ids: Tensor, shape: _Weights, rows: int) -> _Rows:
         return _Rows(ids, ids, pairs, chosen_pairs, pairs, routed, alone=True)
     dense = chosen_pairs <= _DENSE
     num_items = pairs // rows + (min(chosen_pairs, routed) if dense else routed) + shape.shared
-    order, items = (ids.new_empty(size, dtype=torch.int32) for size in (pairs, num_items * _ITEM))
+    order, items = (ids.new_empty(size, dtype=torch.int32) for size in (pairs, num_items * ITEM))
     _sort_pairs[(shape.experts,)](
         ids, order, items, chosen_pairs, num_items, CHOSEN=chosen, SHARED=shape.shared,
-        BLOCK=min(4096, max(16, triton.next_power_of_2(chosen_pairs))), ROWS=rows, ITEM=_ITEM, DENSE=dense,
+        BLOCK=min(4096, max(16, triton.next_power_of_2(chosen_pairs))), ROWS=rows, ITEM=ITEM, DENSE=dense,
         num_warps=4, **early(),
     )  # fmt: skip
     return _Rows(order, items, num_items, chosen_pairs, pairs, routed, alone=False)
@@ -365,7 +379,7 @@ def _run(
         rows.chosen_pairs, rows.routed, weight.values.stride(0), weight.in_stride, weight.column_stride,
         FP8_FACTOR[target().fp8] ** 2,
         IN=weight.width, COLUMNS=weight.columns, CODED=coded, GATED=weight.gated, TWO=tile.two,
-        PAIRS_A_ROW=pairs_a_row, SCALE_ROWS=0 if weight.scales is None else weight.scales.shape[1], ITEM=_ITEM,
+        PAIRS_A_ROW=pairs_a_row, SCALE_ROWS=0 if weight.scales is None else weight.scales.shape[1], ITEM=ITEM,
         SWAPPED=tile.swapped, ALONE=rows.alone, SHARED=rows.shared, BLOCK_M=tile.rows, BLOCK_N=tile.columns,
         BLOCK_K=GROUP if coded else min(64, tile.columns), GROUP=GROUP, FP8=target().fp8,
         num_warps=tile.warps, num_stages=tile.stages, **early(),

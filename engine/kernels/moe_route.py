@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.early_start import early, prefetch, wait_for_earlier
+from engine.kernels.early_start import early, let_next_begin, prefetch, wait_for_earlier
 from engine.kernels.numeric import NEVER, dot, rounded
 from engine.kernels.target import target
 from engine.reference.moe_route import Routing
@@ -64,6 +64,7 @@ def _choose(
     GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr, NORMALISED: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
     wait_for_earlier()
+    let_next_begin()
     token = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, BLOCK)
     real = expert < EXPERTS

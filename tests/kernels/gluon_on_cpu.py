@@ -130,7 +130,7 @@ def _define(name: str, function: Callable[[Any, Any], Any]) -> None:
     setattr(_Value, f"__r{name}__", backwards)
 
 
-for _name in ("add", "sub", "mul", "truediv", "rshift", "and_", "or_", "xor", "lt", "gt", "ge", "le", "eq", "ne"):
+for _name in "add sub mul truediv lshift rshift and_ or_ xor lt gt ge le eq ne".split():
     _define(_name.rstrip("_"), getattr(operator, _name))
 _define("floordiv", _towards_zero)
 _define("mod", _remainder)
@@ -329,7 +329,8 @@ _PARTS: dict[str, Any] = {
     "wait_for_earlier": _nothing,
     "fence_async_shared": _nothing,
     "warpgroup_mma": _multiply,
-    "warpgroup_mma_wait": lambda _, sums: sums[0],
+    "warpgroup_mma_init": _same,
+    "warpgroup_mma_wait": lambda _, values: values[0] if len(values) == 1 else values,
     "async_copy": SimpleNamespace(
         async_copy_global_to_shared=_copy,
         commit_group=_nothing,
