@@ -76,8 +76,8 @@ class FakeDriver(DriverBase):
         return None, None, 0, 0, 1024
 
 
-def install(name: str) -> FakeDriver:
+def install(name: str, kind: type[FakeDriver] = FakeDriver) -> FakeDriver:
     """For the rest of this process."""
-    fake = FakeDriver(GPUS[name])
+    fake = kind(GPUS[name])
     driver.set_active(fake)
     return fake
