@@ -86,7 +86,7 @@ def test_ids_are_drawn_of_the_logits_and_are_what_the_next_step_begins_with(devi
     first = graphs.step(np.array([4, 5]), context, draws)
     assert first.logits is not None
     assert first.ids is not None
-    assert torch.equal(first.logits, model.logits(first.hidden))
+    assert (first.logits - model.logits(first.hidden)).abs().max() < 1e-5
     assert torch.equal(first.ids, sample(first.logits, torch.from_numpy(draws).to(device)))
     ids = first.ids.tolist()
     # In another order; its own ids are drawn beside the last ones.
