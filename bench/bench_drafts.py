@@ -1,7 +1,9 @@
 """What drafts bring on the bundled checkpoint: tokens a second with 0 to 3 of them, and how many are right.
 
 The worker's own loop over the quality meter's text prompts, greedy, without gateway: one stream with whole answers, and
-64 streams of equal length, at which nothing is drafted any more. Answers are compared with those without drafts.
+64 streams of equal length, at which nothing is drafted any more. Numbers of drafts take turns, answer by answer, and on
+a CPU it is the process's own seconds on one thread that count, as other programs take some of the others. Answers are
+compared with those without drafts.
 `python -m bench.bench_drafts [--device cuda] [--dtype float32]`.
 """
 
@@ -9,11 +11,14 @@ from __future__ import annotations
 
 import argparse
 import queue
+import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import torch
 
 from bench.gpu import gpu_machine
 from bench.report import RESULTS, ROOT, Row, keep, machine, show
@@ -30,6 +35,7 @@ MODEL = ROOT / "models" / "dots3-note-tiny"
 TASKS = ("arithmetic", "sort", "copy", "lookup", "dialogue", "tool_single", "tool_parallel", "tool_none")
 STREAMS = 64
 STREAM_TOKENS = 96
+STREAM_TURNS = 3
 ONE_STREAM_GOAL, STREAMS_GOAL = 1.5, 0.97  # times without drafts
 
 
@@ -42,18 +48,18 @@ class Told(NamedTuple):
 
 
 class Post:
-    """Gives the loop so many requests at a time, and stops it when all are over."""
+    """Gives the loop its requests, and stops it when all are over."""
 
-    def __init__(self, submits: Sequence[Submit], at_once: int) -> None:
+    def __init__(self, submits: Sequence[Submit], clock: Callable[[], float]) -> None:
         self.inbox: queue.SimpleQueue[Letter] = queue.SimpleQueue()
+        self._clock = clock
         self.told = {submit.request_id: Told([], [], []) for submit in submits}
-        self._waiting = list(reversed(submits))
-        self._running = 0
-        for _ in range(min(at_once, len(submits))):
-            self._next()
+        self._running = len(submits)
+        for submit in submits:
+            self.inbox.put(Arrived(b"bench", submit))
 
     def post(self, _: bytes, messages: Iterable[Message]) -> None:
-        now_s = time.perf_counter()
+        now_s = self._clock()
         for message in messages:
             if isinstance(message, Failed):
                 raise RuntimeError(f"{message.request_id} failed: {message.message}")
@@ -64,22 +70,16 @@ class Post:
                 told.counts.append(len(message.token_ids))
             elif isinstance(message, Finished):
                 self._running -= 1
-                if self._waiting:
-                    self._next()
-                elif not self._running:
+                if not self._running:
                     self.inbox.put(Stopping())
 
-    def _next(self) -> None:
-        self.inbox.put(Arrived(b"bench", self._waiting.pop()))
-        self._running += 1
 
-
-def run(loop: Loop, submits: Sequence[Submit], at_once: int) -> dict[str, Told]:
-    post = Post(submits, at_once)
+def run(loop: Loop, submits: Sequence[Submit], clock: Callable[[], float]) -> list[Told]:
+    post = Post(submits, clock)
     loop._stopping = None
     if not loop.run(post):
         raise RuntimeError("the loop ended unasked")
-    return post.told
+    return [*post.told.values()]
 
 
 def speed(told: Iterable[Told]) -> float:
@@ -104,36 +104,73 @@ def prompts(encoder: Encoder, count: int) -> list[tuple[int, ...]]:
     return [tuple(encoder.prompt(item(Key(task, place // len(TASKS)))).ids.tolist()) for place, task in places]
 
 
-def measured(
-    settings: EngineConfig, asked: Sequence[tuple[int, ...]], num_alone: int, num_streams: int
-) -> dict[str, Any]:
+class Served:
+    """An engine, and what came of it so far."""
+
+    def __init__(self, settings: EngineConfig, asked: Sequence[tuple[int, ...]]) -> None:
+        self._loop = build(MODEL, settings, "bench").loop
+        self._clock = time.perf_counter if settings.device == "cuda" else time.process_time
+        whole = Sampling(max_tokens=200, temperature=0.0)
+        run(self._loop, [Submit(f"{number}", ids, whole) for number, ids in enumerate(asked)], self._clock)
+        self.alone: list[Told] = []
+        self.alone_s = 0.0  # prompts included
+        self.together: list[Told] = []
+        self.together_rates: list[float] = []
+        self._before = self._loop.beat()
+
+    def answer(self, submit: Submit) -> None:
+        began_s = self._clock()
+        self.alone += run(self._loop, [submit], self._clock)
+        self.alone_s += self._clock() - began_s
+
+    def answer_together(self, submits: Sequence[Submit]) -> None:
+        told = run(self._loop, submits, self._clock)
+        self.together += told
+        self.together_rates.append(speed_together(told))
+
+    def drafts(self) -> tuple[list[int], list[int]]:
+        """Verified and right, by position, since the warm-up."""
+        old, new = self._before, self._loop.beat()
+        made = [one - other for one, other in zip(new.drafted_tokens, old.drafted_tokens, strict=True)]
+        right = [one - other for one, other in zip(new.accepted_tokens, old.accepted_tokens, strict=True)]
+        return made, right
+
+
+def take_turns(
+    served: Mapping[int, Served], asked: Sequence[tuple[int, ...]], num_alone: int, num_streams: int
+) -> dict[int, tuple[list[int], list[int]]]:
+    """The drafts of one stream by position: verified and right."""
     stops = ModelConfig.from_folder(MODEL).eos_token_ids
-    loop = build(MODEL, settings, "bench").loop
     whole = Sampling(max_tokens=200, temperature=0.0, stop_token_ids=tuple(stops))
     cut = Sampling(max_tokens=STREAM_TOKENS, temperature=0.0)
-    alone = [Submit(f"alone {number}", ids, whole, cache_salt="alone") for number, ids in enumerate(asked[:num_alone])]
-    together = [Submit(f"{number}", ids, cut, cache_salt="t") for number, ids in enumerate(asked[:num_streams])]
-    run(loop, [Submit(f"warm {number}", ids, whole, cache_salt="w") for number, ids in enumerate(asked[:3])], 1)
-    before = loop.beat()
-    one_stream = run(loop, alone, 1)
-    after = loop.beat()
-    made = [new - old for old, new in zip(before.drafted_tokens, after.drafted_tokens, strict=True)]
-    right = [new - old for old, new in zip(before.accepted_tokens, after.accepted_tokens, strict=True)]
-    run(loop, together, num_streams)
-    streams = run(loop, [_again(submit) for submit in together], num_streams)
-    steps = sum(len(one.counts) - 1 for one in one_stream.values())
+    order = [*served]
+    for number, ids in enumerate(asked[:num_alone]):
+        order.append(order.pop(0))
+        for num_drafts in order:
+            served[num_drafts].answer(Submit(f"alone {number}", ids, whole, cache_salt="alone"))
+    drafts = {num_drafts: one.drafts() for num_drafts, one in served.items()}
+    for turn in range(STREAM_TURNS):
+        order.append(order.pop(0))
+        streams = [
+            Submit(f"{turn} {number}", ids, cut, cache_salt=f"{turn}") for number, ids in enumerate(asked[:num_streams])
+        ]
+        for num_drafts in order:
+            served[num_drafts].answer_together(streams)
+    return drafts
+
+
+def results(served: Served, drafts: tuple[list[int], list[int]]) -> dict[str, Any]:
+    alone, (made, right) = served.alone, drafts
+    steps = sum(len(one.counts) - 1 for one in alone)
     return {
-        "one_stream_tokens_per_s": speed(one_stream.values()),
-        "tokens_a_step": sum(sum(one.counts[1:]) for one in one_stream.values()) / steps,
-        "streams_tokens_per_s": speed_together([*streams.values()]),
+        "one_stream_tokens_per_s": speed(alone),
+        "one_stream_with_prompt_tokens_per_s": sum(len(one.ids) for one in alone) / served.alone_s,
+        "tokens_a_step": sum(sum(one.counts[1:]) for one in alone) / steps,
+        "streams_tokens_per_s": statistics.median(served.together_rates),
         "of_all_drafted": [good / made[0] if made and made[0] else 0.0 for good in right],
         "of_drafted_there": [good / count if count else 0.0 for good, count in zip(right, made, strict=True)],
-        "ids": [one.ids for one in one_stream.values()] + [one.ids for one in streams.values()],
+        "ids": [one.ids for one in (*alone, *served.together)],
     }
-
-
-def _again(submit: Submit) -> Submit:
-    return Submit(f"again {submit.request_id}", submit.prompt_ids, submit.sampling, cache_salt="again")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -149,7 +186,9 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     device = pick_device(options.device)
     asked = prompts(Encoder(MODEL), max(options.streams, options.items))
-    rows: list[dict[str, Any]] = []
+    if device == "cpu":
+        torch.set_num_threads(1)
+    served = {}
     for num_drafts in (0, *options.drafts):
         settings = EngineConfig.for_device(
             device,  # type: ignore[arg-type]
@@ -160,10 +199,12 @@ def main(arguments: list[str] | None = None) -> None:
             max_num_seqs=max(8, options.streams),
             max_model_len=2048,
         )
-        rows.append({"num_drafts": num_drafts} | measured(settings, asked, options.items, options.streams))
-        plain, row = rows[0], rows[-1]
-        row["other_answers"] = sum(one != other for one, other in zip(row["ids"], plain["ids"], strict=True))
-        show(f"{num_drafts} drafts, {options.dtype} on {device}", [*_shown(row, plain)])
+        served[num_drafts] = Served(settings, asked[:3])
+    drafts = take_turns(served, asked, options.items, options.streams)
+    rows = [{"num_drafts": number} | results(one, drafts[number]) for number, one in served.items()]
+    for row in rows:
+        row["other_answers"] = sum(one != other for one, other in zip(row["ids"], rows[0]["ids"], strict=True))
+        show(f"{row['num_drafts']} drafts, {options.dtype} on {device}", [*_shown(row, rows[0])])
     facts = gpu_machine(options.commit) if device == "cuda" else machine("torch")
     kept = [{name: value for name, value in row.items() if name != "ids"} for row in rows]
     keep(f"drafts-{device}-{options.dtype}", facts, {"model": MODEL.name, "rows": kept}, options.out)
@@ -175,6 +216,8 @@ def _shown(row: dict[str, Any], plain: dict[str, Any]) -> Iterable[Row]:
         value = f"{rate:,.0f} tokens/s, {rate / other:.2f} of that without drafts"
         met = None if row is plain else rate / other >= goal
         yield Row(name.replace("_", " "), value, f"≥ {goal}", met)
+    rate, other = (one["one_stream_with_prompt_tokens_per_s"] for one in (row, plain))
+    yield Row("one stream with its prompts", f"{rate:,.0f} tokens/s, {rate / other:.2f} of that without drafts")
     yield Row("tokens a step, one stream", f"{row['tokens_a_step']:.2f}")
     if row is not plain:
         yield Row("right, of all drafted for", " ".join(f"{share:.2f}" for share in row["of_all_drafted"]))

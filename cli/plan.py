@@ -13,7 +13,7 @@ import typer
 
 from cli.step_time import MACHINES, Machine, StepTime, decode_step
 from cli.weight_bytes import PartSize, TextBytes, loaded_bytes, part_sizes
-from engine.config.capacity import CapacityPlan, cache_budget, plan_capacity
+from engine.config.capacity import CapacityPlan, cache_budget, plan_capacity, recommended_drafts
 from engine.config.engine import EngineConfig
 from engine.config.model import ModelConfig
 from engine.config.sharding import RankShare, share_of_rank
@@ -67,6 +67,7 @@ def plan(
     except ValueError as error:
         raise _refusal(str(error)) from error
     _print_rows(rows)
+    _print_drafts(config, engine)
     outcomes = [_Outcome(layout, _print_layout(layout, config, kept, memory_bytes, machine)) for layout in layouts]
     if memory_bytes is not None:
         fitting = [outcome for outcome in outcomes if outcome.cache is not None]
@@ -256,6 +257,11 @@ def _print_fit(config: ModelConfig, engine: EngineConfig, memory_bytes: int, tak
         count = plan.sequences_of(length)
         typer.echo(f"sequences of {length:,} tokens that fit at once: {count:,}, {count * length:,} tokens together")
     return plan
+
+
+def _print_drafts(config: ModelConfig, engine: EngineConfig) -> None:
+    if config.num_mtp_layers:
+        typer.echo(f"drafts: --speculative-tokens {recommended_drafts(config, engine)} is recommended")
 
 
 def _size(num_bytes: int) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from engine.config.engine import CacheDtype, EngineConfig
+from engine.config.engine import MAX_SPECULATIVE_TOKENS, CacheDtype, EngineConfig
 from engine.config.model import ModelConfig
 
 GroupName = Literal["dsa", "swa", "mtp"]
@@ -185,6 +185,12 @@ def plan_capacity(model: ModelConfig, engine: EngineConfig, free_bytes: int) -> 
         spare_slabs=spare_slabs,
     )
     return _limited(plan, engine.max_model_len, model.max_position_embeddings)
+
+
+def recommended_drafts(model: ModelConfig, engine: EngineConfig) -> int:
+    """How many drafts sped a lone stream up, and slowed many of them down nowhere, as measured (PERF.md); else 0."""
+    measured = engine.device == "cpu" and engine.cache_dtype == "float32" and engine.tensor_parallel_size == 1
+    return MAX_SPECULATIVE_TOKENS if measured and model.num_mtp_layers else 0
 
 
 def cache_budget(engine: EngineConfig, free_bytes: int) -> int:

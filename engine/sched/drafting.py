@@ -54,7 +54,8 @@ class DraftPlan:
         assert pages is not None
         sure = start + num_tokens - len(request.drafts)  # tokens computed after the step, at least
         if sure < len(request.tokens) or not self._cache.can_draft(pages, start, sure - 1):
-            return Drafting(rows=True)
+            # Rows are of no use to an answer that ends before its window is written.
+            return Drafting(rows=self._cache.can_draft(pages, start, len(request.tokens) + request.num_left))
         most = request.rates.worth(min(most, request.num_left - 2))
         if most < 1:
             return Drafting(rows=True)

@@ -31,6 +31,14 @@ def test_the_released_model_takes_what_is_known_of_it() -> None:
     assert "36.8 MB for the window of 513 tokens" in text
 
 
+@pytest.mark.parametrize(
+    ("args", "number"),
+    [((TINY, "--device", "cpu"), 3), ((TINY, "--device", "cpu", "--dtype", "bfloat16"), 0), ((TINY,), 0)],
+)
+def test_drafts_are_recommended_where_they_were_measured_to_pay(args: tuple[str, ...], number: int) -> None:
+    assert f"--speculative-tokens {number} is recommended" in plan(*args)[1]
+
+
 def test_fp8_rows_take_about_half() -> None:
     _, text = plan(RELEASED, "--kv-cache-dtype", "fp8")
     assert "13 dsa layers: 10,244 B/token" in text

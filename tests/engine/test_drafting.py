@@ -64,6 +64,16 @@ def test_with_too_many_sequences_nothing_is_drafted_and_no_row_written_until_the
         run.check_answer(str(number))
 
 
+def test_no_row_is_written_for_an_answer_that_ends_before_its_window_is() -> None:
+    run = run_with(max_num_seqs=9, max_num_batched_tokens=17)
+    for number in range(9):
+        run.submit(str(number), [number, 2], max_tokens=8 if number == 0 else 3)
+    run.until_idle()
+    alone = [batch.items[0] for batch in run.batches if len(batch.items) == 1]
+    assert alone
+    assert not any(item.draft_rows for item in alone)
+
+
 def test_a_request_may_ask_for_fewer_or_none() -> None:
     run = run_with()
     run.submit("one", [1, 2, 3], speculative_tokens=1)
