@@ -148,7 +148,6 @@ def _topk_of_row(
     BLOCK: tl.constexpr, LIMITED: tl.constexpr,
 ):  # fmt: skip
     """counts: [rows, 4, 256]."""
-    let_next_begin()
     wait_for_earlier()
     row = tl.program_id(0).to(tl.int64)
     scores += row * num_scores
@@ -207,7 +206,6 @@ def _topk_of_chunk(
     counted, counts: [rows, chunks, 256], of the digit before and of this one; carry: [rows, chunks, 4], in which each
     chunk keeps from launch to launch what it knows.
     """
-    let_next_begin()
     wait_for_earlier()
     row = tl.program_id(0).to(tl.int64)
     own = tl.program_id(1)
