@@ -1,8 +1,7 @@
 """The chosen experts' products of many rows on Hopper, between sorting and weighted sum of `engine.kernels.moe_gemm`.
 
 Rows are brought into the order of the sorted pairs first, so that copies are of tiles. A program has one item and some
-tiles of columns; gates are made before their counterparts and wait in shared memory, as registers have no room. Items
-of few rows, of which most experts have one, have tiles of half the height, in a launch of their own.
+tiles of columns; gates are made before their counterparts and wait in shared memory, as registers have no room.
 """
 
 from __future__ import annotations
@@ -24,20 +23,7 @@ from engine.reference.fp8_gemm import Fp8Experts, Fp8Weight
 from engine.reference.fp8_quant import GROUP, Quantised
 
 ITEM = 3  # numbers: expert, first and end of its rows in the sorted order
-_GATE_TILES, _DOWN_TILES = 1, 8
-
-
-class Height(NamedTuple):
-    """Of tiles, and how many rows of an item are left for them to be taken."""
-
-    rows: int
-    fewest: int
-    most: int
-    gate_stages: int
-    down_stages: int
-
-
-HEIGHTS = (Height(GROUP, GROUP // 2 + 1, 1 << 30, 4, 5), Height(GROUP // 2, 1, GROUP // 2, 3, 3))
+_GATE_TILES, _GATE_STAGES, _DOWN_TILES, _DOWN_STAGES = 1, 4, 8, 5
 
 
 class SortedPairs(NamedTuple):
@@ -63,9 +49,9 @@ def _gather_rows(codes, order, out, chosen_pairs, WIDTH: tl.constexpr, CHOSEN: t
 
 @gluon.jit
 def _hopper_gate_up(
-    left, right, scales, weight_scales, out, out_scales, order, items, pairs, fewest, most,
+    left, right, scales, weight_scales, out, out_scales, order, items, pairs,
     GROUPS: gl.constexpr, COLUMNS: gl.constexpr, CHOSEN: gl.constexpr, TILES: gl.constexpr, ITEM: gl.constexpr,
-    GROUP: gl.constexpr, ROWS: gl.constexpr, STAGES: gl.constexpr,
+    GROUP: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     PROGRAMS: gl.constexpr = COLUMNS // GROUP // TILES  # of an item
     item = gl.program_id(0) // PROGRAMS
@@ -73,27 +59,27 @@ def _hopper_gate_up(
     expert = gl.load(items + item * ITEM)
     first = gl.load(items + item * ITEM + 1)
     end = gl.load(items + item * ITEM + 2)
-    if (end - first >= fewest) & (end - first <= most):
+    if first < end:
         WARPS: gl.constexpr = gl.num_warps()
         held: gl.constexpr = gl.NVMMADistributedLayout(
             version=[3, 0], warps_per_cta=[WARPS, 1], instr_shape=[16, GROUP, 32]
         )
         flat: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [WARPS, 1], [1, 0])
         waiting: gl.constexpr = gl.SwizzledSharedLayout(2, 1, 8, [1, 0])
-        lefts = gl.allocate_shared_memory(left.dtype, [STAGES, ROWS, GROUP], left.layout)
+        lefts = gl.allocate_shared_memory(left.dtype, [STAGES, GROUP, GROUP], left.layout)
         rights = gl.allocate_shared_memory(right.dtype, [STAGES, GROUP, GROUP], right.layout)
-        gates = gl.allocate_shared_memory(gl.float32, [ROWS, GROUP], waiting)
+        gates = gl.allocate_shared_memory(gl.float32, [GROUP, GROUP], waiting)
         full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
         plan = (first, expert * (2 * COLUMNS) + first_tile * GROUP, COLUMNS)
         state = begin_copies(left, right, 2 * TILES, plan, lefts, rights, full, GROUPS, 0)
-        place = gl.minimum(first + gl.arange(0, ROWS, gl.SliceLayout(1, held)), end - 1)
+        place = gl.minimum(first + gl.arange(0, GROUP, gl.SliceLayout(1, held)), end - 1)
         pair = gl.load(order + place)
         row = gl.where(pair < pairs, pair // CHOSEN, pair - pairs)
         left_scales = scales + row.to(gl.int64) * GROUPS
-        zeros = gl.zeros([ROWS, GROUP], gl.float32, held)
+        zeros = gl.zeros([GROUP, GROUP], gl.float32, held)
         step = 0
-        place = (first + gl.arange(0, ROWS, gl.SliceLayout(1, held))).to(gl.int64)
-        flat_place = (first + gl.arange(0, ROWS, gl.SliceLayout(1, flat))).to(gl.int64)
+        place = (first + gl.arange(0, GROUP, gl.SliceLayout(1, held))).to(gl.int64)
+        flat_place = (first + gl.arange(0, GROUP, gl.SliceLayout(1, flat))).to(gl.int64)
         for one in range(TILES):
             tile = first_tile + one
             right_scales = weight_scales + (expert * (2 * COLUMNS // GROUP) + tile).to(gl.int64) * GROUPS
@@ -118,9 +104,9 @@ def _hopper_gate_up(
 
 @gluon.jit
 def _hopper_down(
-    left, right, scales, weight_scales, out, order, items, tiles, fewest, most,
+    left, right, scales, weight_scales, out, order, items, tiles,
     GROUPS: gl.constexpr, COLUMNS: gl.constexpr, ITEM: gl.constexpr,
-    GROUP: gl.constexpr, ROWS: gl.constexpr, STAGES: gl.constexpr,
+    GROUP: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     programs = COLUMNS // GROUP // tiles
     item = gl.program_id(0) // programs
@@ -128,20 +114,20 @@ def _hopper_down(
     expert = gl.load(items + item * ITEM)
     first = gl.load(items + item * ITEM + 1)
     end = gl.load(items + item * ITEM + 2)
-    if (end - first >= fewest) & (end - first <= most):
+    if first < end:
         WARPS: gl.constexpr = gl.num_warps()
         held: gl.constexpr = gl.NVMMADistributedLayout(
             version=[3, 0], warps_per_cta=[WARPS, 1], instr_shape=[16, GROUP, 32]
         )
         flat: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [WARPS, 1], [1, 0])
-        lefts = gl.allocate_shared_memory(left.dtype, [STAGES, ROWS, GROUP], left.layout)
+        lefts = gl.allocate_shared_memory(left.dtype, [STAGES, GROUP, GROUP], left.layout)
         rights = gl.allocate_shared_memory(right.dtype, [STAGES, GROUP, GROUP], right.layout)
         full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
         plan = (first, expert * COLUMNS + first_tile * GROUP, tiles)
         state = begin_copies(left, right, tiles, plan, lefts, rights, full, GROUPS, -1)
-        held_place = gl.minimum(first + gl.arange(0, ROWS, gl.SliceLayout(1, held)), end - 1)
+        held_place = gl.minimum(first + gl.arange(0, GROUP, gl.SliceLayout(1, held)), end - 1)
         left_scales = scales + held_place.to(gl.int64) * GROUPS
-        zeros = gl.zeros([ROWS, GROUP], gl.float32, held)
+        zeros = gl.zeros([GROUP, GROUP], gl.float32, held)
         step = 0
         for one in range(tiles):
             tile = first_tile + one
@@ -151,7 +137,7 @@ def _hopper_down(
                 step, state, tiles, plan, lefts, rights, full, GROUPS, -1,
             )  # fmt: skip
             product = gl.convert_layout(sums.to(out.dtype.element_ty), flat)
-            place = first + gl.arange(0, ROWS, gl.SliceLayout(1, flat))
+            place = first + gl.arange(0, GROUP, gl.SliceLayout(1, flat))
             real = (place < end)[:, None]
             pair = gl.load(order + gl.minimum(place, end - 1)).to(gl.int64)
             column = tile * GROUP + gl.arange(0, GROUP, gl.SliceLayout(0, flat))
@@ -160,34 +146,30 @@ def _hopper_down(
 
 def hopper_gate_up(
     gathered: Tensor, scales: Tensor, weight: Fp8Weight, pairs: SortedPairs, inner: Quantised,
-    heights: tuple[Height, ...] = HEIGHTS, tiles: int = _GATE_TILES,
+    tiles: int | None = None, stages: int = _GATE_STAGES,
 ) -> None:  # fmt: skip
     """gathered: rows as `gather_rows` leaves them; scales: of the rows as they were; inner: in the sorted order."""
     hidden, inter = gathered.shape[1], inner.codes.shape[1]
-    each = gcd(inter // GROUP, tiles)
-    for height in heights:
-        _hopper_gate_up[(pairs.num_items * (inter // GROUP // each),)](
-            descriptor(gathered, height.rows), descriptor(weight.codes), scales, weight.scales,
-            inner.codes, inner.scales, pairs.order, pairs.items, pairs.chosen_pairs, height.fewest, height.most,
-            GROUPS=hidden // GROUP, COLUMNS=inter, CHOSEN=pairs.chosen, TILES=each, ITEM=ITEM, GROUP=GROUP,
-            ROWS=height.rows, STAGES=height.gate_stages, num_warps=height.rows // 16,
-        )  # fmt: skip
+    tiles = tiles or gcd(inter // GROUP, _GATE_TILES)
+    _hopper_gate_up[(pairs.num_items * (inter // GROUP // tiles),)](
+        descriptor(gathered), descriptor(weight.codes), scales, weight.scales, inner.codes, inner.scales,
+        pairs.order, pairs.items, pairs.chosen_pairs,
+        GROUPS=hidden // GROUP, COLUMNS=inter, CHOSEN=pairs.chosen, TILES=tiles, ITEM=ITEM, GROUP=GROUP,
+        STAGES=stages, num_warps=8,
+    )  # fmt: skip
 
 
 def hopper_down(
     inner: Quantised, weight: Fp8Weight, pairs: SortedPairs, out: Tensor,
-    heights: tuple[Height, ...] = HEIGHTS, tiles: int = _DOWN_TILES,
+    tiles: int | None = None, stages: int = _DOWN_STAGES,
 ) -> None:  # fmt: skip
     """out: in the order of the pairs themselves."""
     hidden = out.shape[1]
-    each = gcd(hidden // GROUP, tiles)
-    for height in heights:
-        _hopper_down[(pairs.num_items * (hidden // GROUP // each),)](
-            descriptor(inner.codes, height.rows), descriptor(weight.codes), inner.scales, weight.scales, out,
-            pairs.order, pairs.items, each, height.fewest, height.most,
-            GROUPS=inner.codes.shape[1] // GROUP, COLUMNS=hidden, ITEM=ITEM, GROUP=GROUP,
-            ROWS=height.rows, STAGES=height.down_stages, num_warps=height.rows // 16,
-        )  # fmt: skip
+    tiles = tiles or gcd(hidden // GROUP, _DOWN_TILES)
+    _hopper_down[(pairs.num_items * (hidden // GROUP // tiles),)](
+        descriptor(inner.codes), descriptor(weight.codes), inner.scales, weight.scales, out, pairs.order, pairs.items,
+        tiles, GROUPS=inner.codes.shape[1] // GROUP, COLUMNS=hidden, ITEM=ITEM, GROUP=GROUP, STAGES=stages, num_warps=8,
+    )  # fmt: skip
 
 
 def gather_rows(codes: Tensor, pairs: SortedPairs, out: Tensor) -> None:

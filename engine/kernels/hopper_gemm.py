@@ -58,11 +58,11 @@ def _hopper_gemm(
         gl.store(out + at, product, mask=real)
 
 
-def descriptor(codes: Tensor, height: int = GROUP) -> TensorDescriptor:
-    """Of rows of E4M3 bytes; `height`: how many a tile has."""
-    layout = gl.NVMMASharedLayout.get_default_for([height, GROUP], gl.float8e4nv)
+def descriptor(codes: Tensor) -> TensorDescriptor:
+    """Of rows of E4M3 bytes."""
+    layout = gl.NVMMASharedLayout.get_default_for([GROUP, GROUP], gl.float8e4nv)
     numbers = codes.view(torch.float8_e4m3fn).view(-1, codes.shape[-1])
-    return TensorDescriptor.from_tensor(numbers, [height, GROUP], layout)
+    return TensorDescriptor.from_tensor(numbers, [GROUP, GROUP], layout)
 
 
 def fits(width: int) -> bool:

@@ -1,8 +1,7 @@
 """Expanded MLA of prompts on Hopper, as `engine.kernels.mla_prefill`, for heads of some widths; in Gluon.
 
-While the matrix unit makes the next block's scores and adds the values of the one before, the shares of a block are
-computed and put into shared memory: only what is seen to be written is not put off until those products are there. The
-mask of the past is computed for the last blocks alone.
+While the matrix unit adds a block's values, the shares of the next block are computed of its scores. Every block is
+masked: that costs less than loops of their own for those that need no mask.
 """
 
 from __future__ import annotations
@@ -11,14 +10,7 @@ import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_init,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from engine.kernels.numeric import INTERPRETED, LOG2_E
@@ -28,7 +20,7 @@ from engine.reference.key_mask import WORD
 _QUERIES, _KEYS = 128, 64  # of a block
 _PART = 64  # channels that are copied and multiplied at once
 _PARTS, _VALUE = 2, 128  # of a head's keys, beside the rotary ones; of its values
-_STAGES = 3  # of which products of one block of scores and one of values hold two
+_STAGES = 3
 _ALIGNED = 16  # bytes, as copies of blocks want it
 
 
@@ -65,8 +57,7 @@ def _begin_scores(zeros, step, queries, keys, turned, STAGES: gl.constexpr, PART
 @gluon.jit
 def _shares(
     scores, best, total, start, query, chosen, factor, before,
-    KEYS: gl.constexpr, MASKED: gl.constexpr, CHOSEN: gl.constexpr, WORD: gl.constexpr,
-    held: gl.constexpr,
+    KEYS: gl.constexpr, CHOSEN: gl.constexpr, WORD: gl.constexpr, held: gl.constexpr,
 ):  # fmt: skip
     """Softmax's numerators of a block, not yet divided; the sums so far are to be multiplied by the last."""
     place = gl.arange(0, KEYS, gl.SliceLayout(0, held))
@@ -75,48 +66,15 @@ def _shares(
         for word in gl.static_range(1, KEYS // WORD):
             more = gl.broadcast(gl.load(chosen + start // WORD + word)[:, None], scores)[0]
             bits = gl.where((place < word * WORD)[None, :], bits, more)
-        # A thread has channels 2 t and 2 t + 1 of each eight: shifted by 2 t, its bits are the same in all threads.
-        bits = bits >> (place & 6)[None, :]
-        scores = gl.where((bits & (1 << (place & 25))[None, :]) != 0, scores, float("-inf"))
-    elif MASKED:
+        scores = gl.where(((bits >> (place % WORD)[None, :]) & 1) != 0, scores, float("-inf"))
+    else:
         distance = (before + query - start)[:, None] - place[None, :]
         scores = gl.where(distance >= 0, scores, float("-inf"))
     better = gl.maximum(best, gl.max(scores, 1))
-    level = better * factor
-    if CHOSEN or MASKED:
-        level = gl.where(better == float("-inf"), 0.0, level)
+    level = gl.where(better == float("-inf"), 0.0, better * factor)
     share = gl.exp2(scores * factor - level[:, None])
     shrink = gl.exp2(best * factor - level)
     return share, better, total * shrink + gl.sum(share, 1), shrink
-
-
-@gluon.jit
-def _over_blocks(
-    begin, end, steps, state, queries, zeros, k, rotary, v, keys, turned, values, shares, full, place, query, chosen,
-    factor, before, MASKED: gl.constexpr, CHOSEN: gl.constexpr, WORD: gl.constexpr,
-    PARTS: gl.constexpr, KEYS: gl.constexpr, scored: gl.constexpr, held: gl.constexpr,
-):  # fmt: skip
-    """place: head, and where heads lie in keys and values."""
-    STAGES: gl.constexpr = full.shape[0]
-    scores, best, total, adding = state
-    head, k_head, v_head = place
-    for step in range(begin, end):
-        mbarrier.wait(full.index((step + 1) % STAGES), ((step + 1) // STAGES) & 1)
-        following = _begin_scores(zeros, step + 1, queries, keys, turned, STAGES, PARTS)
-        share, best, total, shrink = _shares(
-            scores, best, total, step * KEYS, query, chosen, factor, before,
-            KEYS, MASKED, CHOSEN, WORD, scored,
-        )  # fmt: skip
-        shares.index(step % 2).store(share.to(v.dtype))
-        fence_async_shared()
-        sums, scores = warpgroup_mma_wait(0, (adding, following))
-        _load_block(
-            k, rotary, v, (step - 1 + STAGES) * KEYS, head, k_head, v_head, step - 1 + STAGES,
-            (step > 0) & (step - 1 + STAGES < steps), keys, turned, values, full, PARTS,
-        )  # fmt: skip
-        sums *= gl.convert_layout(shrink, gl.SliceLayout(1, held))[:, None]
-        adding = warpgroup_mma(shares.index(step % 2), values.index(step % STAGES), sums, is_async=True)
-    return scores, best, total, adding
 
 
 @gluon.jit
@@ -130,12 +88,12 @@ def _hopper_prefill(
     warps: gl.constexpr = [WARPS, 1]
     scored: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=warps, instr_shape=[16, KEYS, 16])
     held: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=warps, instr_shape=[16, VALUE, 16])
+    left: gl.constexpr = gl.DotOperandLayout(0, held, 2)
     flat: gl.constexpr = gl.BlockedLayout([1, 8], [256 // VALUE, VALUE // 8], [WARPS, 1], [1, 0])
     queries = gl.allocate_shared_memory(q.dtype, [PARTS + 1, QUERIES, PART], q.layout)
     keys = gl.allocate_shared_memory(k.dtype, [STAGES * PARTS, KEYS, PART], k.layout)
     turned = gl.allocate_shared_memory(rotary.dtype, [STAGES, KEYS, PART], rotary.layout)
     values = gl.allocate_shared_memory(v.dtype, [STAGES, KEYS, VALUE], v.layout)
-    shares = gl.allocate_shared_memory(v.dtype, [2, QUERIES, KEYS], k.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     here = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
@@ -164,28 +122,27 @@ def _hopper_prefill(
     mbarrier.wait(full.index(0), 0)
     scores = _begin_scores(zeros, 0, queries, keys, turned, STAGES, PARTS)
     scores = warpgroup_mma_wait(0, (scores,))
-    state = scores, best, total, warpgroup_mma_init(sums)
-    place = head, k_head, v_head
-    # From the first to the last of these every query sees every key.
-    full_end = gl.minimum(gl.maximum((before + first + 1) // KEYS, 0), steps - 1)
-    state = _over_blocks(
-        0, full_end, steps, state, queries, zeros, k, rotary, v, keys, turned, values, shares, full, place, query,
-        chosen, factor, before, False, CHOSEN, WORD, PARTS, KEYS, scored, held,
-    )  # fmt: skip
-    scores, best, total, adding = _over_blocks(
-        full_end, steps - 1, steps, state, queries, zeros, k, rotary, v, keys, turned, values, shares, full, place,
-        query, chosen, factor, before, True, CHOSEN, WORD, PARTS, KEYS, scored, held,
-    )  # fmt: skip
     share, best, total, shrink = _shares(
-        scores, best, total, (steps - 1) * KEYS, query, chosen, factor, before,
-        KEYS, True, CHOSEN, WORD, scored,
-    )  # fmt: skip
-    shares.index((steps - 1) % 2).store(share.to(v.dtype))
-    fence_async_shared()
+        scores, best, total, 0, query, chosen, factor, before, KEYS, CHOSEN, WORD, scored
+    )
+    share = gl.convert_layout(share.to(v.dtype), left)
+    for step in range(1, steps):
+        mbarrier.wait(full.index(step % STAGES), (step // STAGES) & 1)
+        scores = _begin_scores(zeros, step, queries, keys, turned, STAGES, PARTS)
+        adding = warpgroup_mma(share, values.index((step - 1) % STAGES), sums, is_async=True)
+        scores = warpgroup_mma_wait(1, (scores,))
+        next_share, best, total, shrink = _shares(
+            scores, best, total, step * KEYS, query, chosen, factor, before, KEYS, CHOSEN, WORD, scored
+        )
+        sums = warpgroup_mma_wait(0, (adding,))
+        _load_block(
+            k, rotary, v, (step - 1 + STAGES) * KEYS, head, k_head, v_head, step - 1, step - 1 + STAGES < steps,
+            keys, turned, values, full, PARTS,
+        )  # fmt: skip
+        sums *= gl.convert_layout(shrink, gl.SliceLayout(1, held))[:, None]
+        share = gl.convert_layout(next_share.to(v.dtype), left)
+    adding = warpgroup_mma(share, values.index((steps - 1) % STAGES), sums, is_async=True)
     sums = warpgroup_mma_wait(0, (adding,))
-    sums *= gl.convert_layout(shrink, gl.SliceLayout(1, held))[:, None]
-    sums = warpgroup_mma(shares.index((steps - 1) % 2), values.index((steps - 1) % STAGES), sums, is_async=True)
-    sums = warpgroup_mma_wait(0, (sums,))
     total = gl.where(query < num_queries, total, 1.0)
     sums /= gl.convert_layout(total, gl.SliceLayout(1, held))[:, None]
     result = gl.convert_layout(sums.to(out.dtype.element_ty), flat)
