@@ -31,10 +31,13 @@ from server.sampling_choice import choose_sampling
 from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
 from server.schemas.sampling import GenerationFields
-from server.tokenizer import Tokenizer
+from server.tokenizer import Tokenizer, TooManyTokensError
 
 END_OF_SYSTEM = "<|endofsystem|>"
 END_OF_ASSISTANT = "<|endofassistant|>"
+# A text is counted to its end up to so many tokens, and those that fit are always.
+_COUNTED_TOKENS = 2**16  # of what the model should take whole
+_MOST_TOKENS = 2**20  # of what it need not; they take some hundred megabytes for a while
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,7 @@ class Prompts:
         media: PreparedMedia | None = None,
     ) -> ValidRequest:
         segments = self._rendered(request, media)
-        ids = self._cut(request, self.tokenizer.encode_segments(segments), max_model_len)
+        ids = self._cut(request, self._encoded(segments, "messages", request, max_model_len), max_model_len)
         limit = _token_limit(request, request.token_limit, len(ids), max_model_len, "messages")
         tail = _last_turn(segments)
         valid = self._valid(request, request_id, "chat", ids, limit, vocab_size, _begin(tail))
@@ -121,7 +124,10 @@ class Prompts:
         self, request: CompletionRequest, prompt: str | list[int], request_id: str, max_model_len: int, vocab_size: int
     ) -> ValidRequest:
         """One of the request's prompts. Control strings in it are control tokens."""
-        ids = self.text_ids(prompt) if isinstance(prompt, str) else prompt
+        if isinstance(prompt, str):
+            ids = self._encoded(self._text_segments(prompt), "prompt", request, max_model_len)
+        else:
+            ids = prompt
         for token in ids:
             if token >= vocab_size:
                 raise RequestError(
@@ -140,13 +146,13 @@ class Prompts:
         return valid if form is None else replace(valid, grammar=Grammar(form.rule), grammar_field=form.field)
 
     def chat_ids(self, request: ChatRequest, media: PreparedMedia | None = None) -> list[int]:
-        return self.tokenizer.encode_segments(self._rendered(request, media))
+        return self._encoded(self._rendered(request, media), "messages")
 
     def num_tokens(self, request: ChatRequest, num_messages: int) -> int:
         """Of a conversation when it had so many messages and was to be answered; each item of its media counts once."""
         then = {"messages": request.messages[:num_messages]}
         asked = {"add_generation_prompt": True, "continue_final_message": False}
-        return len(self.tokenizer.encode_segments(self._rendered(request.model_copy(update=then | asked))))
+        return len(self._encoded(self._rendered(request.model_copy(update=then | asked)), "messages"))
 
     def unused_template_kwargs(self, request: ChatRequest) -> list[str]:
         """Arguments that the template does not look at."""
@@ -154,8 +160,7 @@ class Prompts:
 
     def text_ids(self, text: str, add_special: bool = True) -> list[int]:  # noqa: ARG002 the model adds no token
         """Control strings in `text` are control tokens."""
-        pieces = self._control.split(text)  # plain, control, plain, …, plain
-        return self.tokenizer.encode_segments((piece, place % 2 == 1) for place, piece in enumerate(pieces) if piece)
+        return self._encoded(self._text_segments(text), "prompt")
 
     def text(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(ids)
@@ -163,6 +168,28 @@ class Prompts:
     def token_strings(self, ids: Sequence[int]) -> list[str]:
         """Tokens as the vocabulary spells them."""
         return [self.tokenizer.spelling(number) for number in ids]
+
+    def _text_segments(self, text: str) -> list[Segment]:
+        pieces = self._control.split(text)  # plain, control, plain, …, plain
+        return [Segment(piece, place % 2 == 1) for place, piece in enumerate(pieces) if piece]
+
+    def _encoded(
+        self,
+        segments: Sequence[Segment],
+        param: str,
+        request: GenerationFields | None = None,
+        max_model_len: int = 0,
+    ) -> list[int]:
+        """`request`: what is to be generated from them. What is far too long is refused before it is counted."""
+        whole = request is not None and request.truncate_prompt_tokens is None
+        most = max(_COUNTED_TOKENS if whole else _MOST_TOKENS, 2 * max_model_len)
+        try:
+            return self.tokenizer.encode_segments(segments, most)
+        except TooManyTokensError as error:
+            text = f"`{param}` must come to ≤ {most} tokens, got more"
+            if whole:
+                text = _too_long(max_model_len, param, f"more than {most}")
+            raise RequestError("context_length_exceeded", text, param) from error
 
     def _rendered(self, request: ChatRequest, media: PreparedMedia | None = None) -> list[Segment]:
         try:
@@ -266,12 +293,7 @@ def _token_limit(
         raise RequestError("invalid_value", f"`{param}` must come to at least 1 token, got 0", param)
     room = max_model_len - prompt_tokens
     if room < (1 if asked is None else min(asked, 1)):
-        raise RequestError(
-            "context_length_exceeded",
-            f"This model's maximum context length is {max_model_len} tokens, the answer included; "
-            f"`{param}` comes to {prompt_tokens} tokens.",
-            param,
-        )
+        raise RequestError("context_length_exceeded", _too_long(max_model_len, param, str(prompt_tokens)), param)
     if asked is None:
         asked = room
     field = "max_tokens" if getattr(request, "max_completion_tokens", None) is None else "max_completion_tokens"
@@ -287,6 +309,13 @@ def _token_limit(
     if request.min_tokens > asked:
         raise RequestError("invalid_value", f"`min_tokens` must be ≤ {asked}, got {request.min_tokens}", "min_tokens")
     return asked
+
+
+def _too_long(max_model_len: int, param: str, prompt_tokens: str) -> str:
+    return (
+        f"This model's maximum context length is {max_model_len} tokens, the answer included; "
+        f"`{param}` comes to {prompt_tokens} tokens."
+    )
 
 
 def _last_turn(segments: Sequence[Segment]) -> list[Segment]:

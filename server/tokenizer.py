@@ -15,7 +15,13 @@ from pathlib import Path
 import tokenizers
 
 _SHORT_CHARS = 1024
+_WHOLE_CHARS = 1 << 18  # encoded without a look at how many tokens they will come to: tens of megabytes at most
+_PIECE_CHARS = 1 << 16
 _REMEMBERED = 1024  # short texts, with at most some ten megabytes of ids
+
+
+class TooManyTokensError(ValueError):
+    """A text comes to more tokens than anyone wants of it."""
 
 
 class Tokenizer:
@@ -64,14 +70,22 @@ class Tokenizer:
         """As the vocabulary has it; empty for an id that no token has."""
         return self._backend.id_to_token(number) or ""
 
-    def encode_segments(self, segments: Iterable[tuple[str, bool]]) -> list[int]:
-        """Segments are (text, control). Neighbouring plain ones are one text: tokens may span their border."""
+    def encode_segments(self, segments: Iterable[tuple[str, bool]], most: int | None = None) -> list[int]:
+        """Segments are (text, control). Neighbouring plain ones are one text: tokens may span their border.
+
+        Far more than `most` tokens are a TooManyTokensError, before they have taken the time and memory of all.
+        """
         ids: list[int] = []
         for control, group in groupby(segments, itemgetter(1)):
             if control:
                 ids += [self.token_id(text) for text, _ in group]
             else:
-                ids += self.encode_text("".join(text for text, _ in group))
+                text = "".join(text for text, _ in group)
+                if most is not None and len(text) > _WHOLE_CHARS:
+                    self._check_in_pieces(text, most - len(ids))
+                ids += self.encode_text(text)
+            if most is not None and len(ids) > most:
+                raise TooManyTokensError
         return ids
 
     def encode_text(self, text: str) -> list[int]:
@@ -79,10 +93,25 @@ class Tokenizer:
         return list(self._encode_short(text) if len(text) <= _SHORT_CHARS else self._encode(text))
 
     def _encode(self, text: str) -> tuple[int, ...]:
-        return tuple(self._backend.encode(text, add_special_tokens=False).ids)
+        if len(text) <= _SHORT_CHARS:
+            return tuple(self._backend.encode(text, add_special_tokens=False).ids)
+        # A batch, though of one: for a single text the library holds the interpreter's lock, hence up the event loop.
+        [encoded] = self._backend.encode_batch_fast([text], add_special_tokens=False)
+        return tuple(encoded.ids)
+
+    def _check_in_pieces(self, text: str, most: int) -> None:
+        """Tokens that a border cuts count more than once, but borders are few: a piece has thousands of tokens."""
+        count = 0
+        for start in range(0, len(text), _PIECE_CHARS):
+            count += len(self._encode(text[start : start + _PIECE_CHARS]))
+            if count > most:
+                raise TooManyTokensError
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        if len(ids) <= _SHORT_CHARS:
+            return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        [text] = self._backend.decode_batch([ids], skip_special_tokens=skip_special_tokens)  # as for `_encode`
+        return text
 
 
 def _bytes_of(token: str) -> bytes:

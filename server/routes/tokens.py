@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse
@@ -28,16 +28,17 @@ async def tokenize(request: Request) -> JSONResponse:
     if isinstance(asked.request, ChatRequest) and asked.request.holds_media:
         media = await body.attended(gateway.media.prepare(asked.request, ready))
 
-    def work() -> dict[str, Any]:
+    def work() -> JSONResponse:
         ids, strings = _ids(gateway, asked.request, media), asked.wants_strings
-        return {
+        answer = {
             "count": len(ids),
             "max_model_len": ready.max_model_len,
             "tokens": ids,
             "token_strs": gateway.prompts.token_strings(ids) if strings else None,
         }
+        return JSONResponse(answer)  # written here, off the event loop
 
-    return JSONResponse(await body.run(work))
+    return await body.run(work)
 
 
 @router.post("/detokenize", openapi_extra=request_of(DetokenizeRequest, DETOKENIZE_EXAMPLES), responses=ERRORS)
@@ -46,16 +47,16 @@ async def detokenize(request: Request) -> JSONResponse:
     gateway, body = gateway_of(request), await json_body(request)
     ready = gateway.ready()
 
-    def work() -> str:
+    def work() -> JSONResponse:
         asked, _ = validated(DetokenizeRequest, body.fields(), body.refuse_unknown)
         gateway.check_model(asked.model)
         if (greatest := max(asked.tokens, default=0)) >= ready.vocab_size:
             raise RequestError(
                 "invalid_value", f"`tokens` must hold ids < {ready.vocab_size}, got {greatest}", "tokens"
             )
-        return gateway.prompts.text(asked.tokens)
+        return JSONResponse({"prompt": gateway.prompts.text(asked.tokens)})
 
-    return JSONResponse({"prompt": await body.run(work)})
+    return await body.run(work)
 
 
 class _Asked(NamedTuple):

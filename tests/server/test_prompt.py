@@ -200,6 +200,24 @@ def test_a_prompt_that_fills_the_context_is_refused_with_limit_and_length() -> N
     assert (chatted.code, chatted.param) == ("context_length_exceeded", "messages")
 
 
+def test_a_prompt_far_too_long_is_refused_before_it_is_counted() -> None:
+    digits = "9" * 1_000_000
+    for error in (refusal(chat, [{"role": "user", "content": digits}]), refusal(complete, digits)):
+        assert error.code == "context_length_exceeded"
+        assert "maximum context length is 8192 tokens" in error.message
+        assert f"`{error.param}` comes to more than 65536 tokens." in error.message
+    counted = refusal(complete, "9" * 60_000)
+    assert "`prompt` comes to 60000 tokens." in counted.message
+
+
+def test_what_need_not_fit_may_be_longer_and_has_a_bound_too() -> None:
+    digits = "9" * 300_000
+    assert complete(digits, truncate_prompt_tokens=5).prompt_ids == tuple(prompts().text_ids(digits)[-5:])
+    error = refusal(prompts().text_ids, "9" * 1_100_000)
+    assert (error.code, error.param) == ("context_length_exceeded", "prompt")
+    assert "≤ 1048576 tokens" in error.message
+
+
 def test_a_prompt_that_is_only_echoed_may_fill_the_context() -> None:
     assert complete([1] * 20, max_model_len=20, max_tokens=0, echo=True).sampling.max_tokens == 0
     assert refusal(complete, [1] * 21, max_model_len=20, max_tokens=0, echo=True).code == "context_length_exceeded"

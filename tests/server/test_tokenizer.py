@@ -2,6 +2,8 @@
 
 import json
 import re
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from server.chat_template import ChatTemplate
-from server.tokenizer import Tokenizer
+from server.tokenizer import Tokenizer, TooManyTokensError
 from tests.support.released_tokenizer import RELEASED_IDS, released_backend
 from training.tokenizer import SPECIAL_TOKENS
 
@@ -95,3 +97,50 @@ def test_added_tokens_that_a_file_does_not_flag_special_are_kept_out_of_text_all
     assert number == tokenizer.vocab_size - 1
     assert number not in tokenizer.encode_segments([("a<late>b", False)])
     assert tokenizer.encode_segments([("<late>", True)]) == [number]
+
+
+@pytest.mark.parametrize("text", ["a word, and 17 more. " * 5000, "é中\n \U0001f600" * 4000, " " * 30_000])
+def test_long_texts_have_the_ids_that_the_library_gives_them(text: str) -> None:
+    tokenizer = Tokenizer.from_folder(BUNDLED)
+    expected = tokenizers.Tokenizer.from_file(str(BUNDLED / "tokenizer.json")).encode(text).ids
+    assert tokenizer.encode_text(text) == expected
+    assert tokenizer.decode(expected) == text
+
+
+def test_a_long_text_leaves_other_threads_their_turns() -> None:
+    tokenizer, ended, turns = Tokenizer.from_folder(BUNDLED), threading.Event(), 0
+
+    def count() -> None:
+        nonlocal turns
+        while not ended.is_set():
+            turns += 1
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    before = turns
+    tokenizer.encode_text("a " * 400_000)
+    during = turns - before
+    ended.set()
+    thread.join()
+    assert during > 5
+
+
+@pytest.mark.parametrize("text", ["9" * 300_000, "9" * 20_000, "9 a" * 200_000])
+def test_far_more_tokens_than_are_wanted_are_refused(text: str) -> None:
+    tokenizer = Tokenizer.from_folder(BUNDLED)
+    with pytest.raises(TooManyTokensError):
+        tokenizer.encode_segments([("<think>", True), (text, False)], most=10_000)
+
+
+def test_many_short_texts_are_counted_together() -> None:
+    turns = [("<|user|>", True), ("99 ", False)] * 100
+    with pytest.raises(TooManyTokensError):
+        Tokenizer.from_folder(BUNDLED).encode_segments(turns, most=200)
+
+
+@pytest.mark.parametrize("text", [" " * 300_000, "word " * 60_000, "e\u0301" * 150_000])
+def test_a_long_text_of_as_many_tokens_as_are_wanted_is_encoded(text: str) -> None:
+    tokenizer = Tokenizer.from_folder(BUNDLED)
+    ids = tokenizer.encode_text(text)
+    assert tokenizer.encode_segments([(text, False)], most=2 * len(ids)) == ids
