@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol with bounds: so many connections, and so long for the head of a request.
+"""uvicorn's HTTP protocol with bounds: so many connections, so long for the head of a request, and so many bytes of it.
 
 What it answers by itself, before there is a request, is in the API's own error form too.
 """
@@ -19,6 +19,7 @@ BODY_SEND = "dots3.body_send"  # sends what follows the head, past layers that l
 BODY_NOW = "dots3.body_now"  # a BodyNow
 
 _SEND_BUFFER_BYTES = 128 * 1024
+_MAX_FRAMING_BYTES = 64 * 1024  # of a head, of trailers, of a chunk's extension: the parser keeps or skips any number
 
 
 class ConnectionLimits(NamedTuple):
@@ -55,6 +56,7 @@ def http_protocol(limits: ConnectionLimits) -> type[HttpToolsProtocol]:
 class _BoundedProtocol(HttpToolsProtocol):
     limits: ClassVar[ConnectionLimits]
     _head_timer: asyncio.TimerHandle | None = None
+    _framing_bytes = 0  # that have come since the last head was whole, or since a body came on
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -75,7 +77,11 @@ class _BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
+        self._framing_bytes += len(data)  # until what they hold is known
         super().data_received(data)
+        if self._framing_bytes > _MAX_FRAMING_BYTES:
+            self._head_is_large()
+            return
         # Nothing runs on the connection, so that the bytes were of a head that is not whole.
         if self._head_timer is None and (self.cycle is None or self.cycle.response_complete):
             self._head_timer = self.loop.call_later(self.limits.head_timeout_s, self._head_is_late)
@@ -86,9 +92,18 @@ class _BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._head_is_over()
+        self._framing_bytes = 0
         super().on_headers_complete()
         self.scope[BODY_SEND] = self.cycle.send  # type: ignore[literal-required]
         self.scope[BODY_NOW] = BodyNow(self.cycle)  # type: ignore[literal-required]
+
+    def on_body(self, body: bytes) -> None:
+        self._framing_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._framing_bytes = 0
+        super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         """The parser gave up, so that there is neither a method nor a path."""
@@ -103,6 +118,16 @@ class _BoundedProtocol(HttpToolsProtocol):
         if not self.transport.is_closing():
             limit_s = self.limits.head_timeout_s
             self._refuse(RequestError("request_timeout", f"The head of a request must be whole within {limit_s:g} s"))
+
+    def _head_is_large(self) -> None:
+        if self.transport.is_closing():
+            return
+        if self.cycle is None or self.cycle.response_complete:
+            self._refuse(
+                RequestError("too_large", f"The head of a request must be ≤ {_MAX_FRAMING_BYTES} bytes, got more")
+            )
+        else:  # an answer is being written
+            self.transport.abort()
 
     def _refuse(self, error: RequestError) -> None:
         """Reaches no app."""

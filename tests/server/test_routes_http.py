@@ -171,6 +171,56 @@ def test_a_head_that_does_not_come_to_its_end_is_408(start: bytes) -> None:
         assert connection.recv(1) == b""
 
 
+@pytest.mark.parametrize(
+    ("start", "more"),
+    [
+        (b"GET /livez HTTP/1.1\r\nHost: x\r\nX: ", b"a" * 1000),
+        (b"GET /livez HTTP/1.1\r\nHost: x\r\n", b"X: " + b"a" * 995 + b"\r\n"),
+        (b"GET /", b"a" * 1000),
+    ],
+    ids=["one header", "many headers", "path"],
+)
+def test_a_head_that_grows_without_end_is_413(gateway: LiveGateway, start: bytes, more: bytes) -> None:
+    with connected(gateway) as connection:
+        connection.sendall(start)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            for _ in range(20_000):
+                connection.sendall(more)
+            pytest.fail("20 MB were taken")
+    assert gateway.client.get("/livez").status_code == 200
+
+
+def test_a_head_too_large_is_told_its_limit(gateway: LiveGateway) -> None:
+    with connected(gateway) as connection:
+        connection.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 66_000)
+        status, _, body = answer_on(connection)
+    assert (status, json.loads(body)["error"]["code"]) == (413, "too_large")
+    assert "≤ 65536 bytes" in json.loads(body)["error"]["message"]
+
+
+@pytest.mark.parametrize("start", [b"0\r\nX: ", b"1;x="], ids=["trailer", "chunk extension"])
+def test_what_stands_between_the_pieces_of_a_body_is_bounded_too(gateway: LiveGateway, start: bytes) -> None:
+    with connected(gateway) as connection:
+        head = (
+            f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
+        connection.sendall(head.encode() + start)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            for _ in range(20_000):
+                connection.sendall(b"a" * 1000)
+            pytest.fail("20 MB were taken")
+    assert gateway.chat().status_code == 200
+
+
+def test_heads_and_bodies_below_their_limits_are_read_on_one_connection(gateway: LiveGateway) -> None:
+    body = b"[" + b" " * 90_000 + b"]"
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nX: {'a' * 60_000}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    with connected(gateway) as connection:
+        for _ in range(3):
+            connection.sendall(head + body)
+            assert answer_on(connection)[0] == 415
+
+
 def test_a_second_request_on_a_connection_has_its_own_time() -> None:
     with live_gateway({"write_timeout": 1.0}) as impatient, connected(impatient) as connection:
         for _ in range(3):
