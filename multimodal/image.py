@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ from multimodal.file_limits import DEFAULT_LIMITS, FileLimits
 MAX_ASPECT_RATIO = 200
 CHANNELS = 3
 
+_NUMBER = re.compile("[0-9]+")
+
 # Raster formats only: others that Pillow knows start programs (EPS) or render (WMF).
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM", "ICO", "JPEG2000")
 
@@ -30,7 +33,7 @@ _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM", "ICO", "
 # What Pillow's decoders are known to raise on damaged files.
 _DECODER_FAILURES = (
     OSError, SyntaxError, EOFError, ValueError, TypeError, LookupError, ArithmeticError, RuntimeError,
-    MemoryError, struct.error, Image.DecompressionBombError,
+    MemoryError, struct.error,
 )  # fmt: skip
 
 
@@ -175,6 +178,10 @@ def upright_picture(picture: Image.Image | bytes, limits: FileLimits = DEFAULT_L
             with Image.open(io.BytesIO(picture), formats=_FORMATS) as opened:
                 return _within(limits, opened)
         return _within(limits, picture)
+    except Image.DecompressionBombError as error:  # it tells Pillow's own limit, and first how many pixels there are
+        count = _NUMBER.search(str(error))
+        text = f"a picture may have {limits.picture_pixels} pixels at most, got {count[0] if count else 'more'}"
+        raise ValueError(text) from error
     except UnidentifiedImageError as error:  # its own message tells of an object in memory
         raise ValueError("the picture cannot be decoded: its format is not known") from error
     except _DECODER_FAILURES as error:

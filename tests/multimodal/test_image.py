@@ -211,7 +211,7 @@ def png(width: int, height: int, bits: int, colour: int, rows: bytes, *further: 
 
 @pytest.mark.parametrize("side", [65535, 2**31 - 1])
 def test_a_small_file_of_a_huge_picture_is_refused_by_its_header(side: int) -> None:
-    with pytest.raises(ValueError, match=rf"{side**2}|{side} x {side}|Dimension"):
+    with pytest.raises(ValueError, match=rf"^a picture may have 89478485 pixels at most, got {side**2}$"):
         upright_rgb(png(side, side, 8, 6, bytes(3000)))
 
 
