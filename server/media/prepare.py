@@ -234,8 +234,13 @@ class _Preparation:
         details = {}
         for part, level in zip(pictures, usual, strict=True):
             details[part.path] = part.detail or level
-            if details[part.path] not in known:
-                raise _refused(part, f"detail must be one of {', '.join(known)}, got {shown(details[part.path])}")
+            if details[part.path] in known:
+                continue
+            text = f"must be one of {', '.join(known)}, got {shown(details[part.path])}"
+            if part.detail:
+                raise _refused(part, f"detail {text}")
+            name = "mm_processor_kwargs.image_detail"
+            raise RequestError("invalid_value", f"`{name}` {text}", name)
         return details
 
     def _check_room(self, part: MediaPart) -> None:

@@ -222,6 +222,7 @@ def test_a_part_without_its_link_is_refused(gateway: LiveGateway, sent: dict[str
         ({"min_pixels": -1}, "mm_processor_kwargs.min_pixels"),
         ({"image_detail": ["low", "high"]}, "mm_processor_kwargs.image_detail"),
         ({"image_detail": "x" * 65}, "mm_processor_kwargs.image_detail"),
+        ({"image_detail": "ultra"}, "mm_processor_kwargs.image_detail"),
         ({"image_detail": [1]}, "mm_processor_kwargs.image_detail"),
         ({"image_detail": {}}, "mm_processor_kwargs.image_detail"),
         ({"target_width": 65_536}, "messages[0].content[0]"),
