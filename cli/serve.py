@@ -29,7 +29,9 @@ def serve(**flags: Any) -> None:
 def _parameter(field: Any) -> Parameter:
     """How a setting is asked for. Its value is read by the settings, as in the environment and the file."""
     word: str = field.name.replace("_", "-")
-    default = {True: "on", False: "off", (): None}.get(field.default, field.default)
+    default = None if field.default == () else field.default
+    if isinstance(default, bool):
+        default = "on" if default else "off"
     help_text = field.metadata["help"] + ("" if default is None else f" [{default}]")
     if field.name == "model":
         help_text = field.metadata["help"] + "; without it, the bundled one"
