@@ -148,7 +148,7 @@ class Supervisor(Generic[Announced]):
             if ended.done():
                 await asyncio.gather(self._relay, return_exceptions=True)
                 words = self._last_words.decode("utf-8", "replace").strip()
-                text = f"{self._described(ended.result())} before it was ready. Its last words:\n{words}"
+                text = f"{self._described(ended.result())} before it was ready\nIts last words: {words}"
                 raise WorkerStartError(text, ended.result())
             if not ready.done():
                 raise WorkerStartError(f"the {self._what} was not ready within {self._pace.ready_timeout_s:g} s")
