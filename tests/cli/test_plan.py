@@ -31,6 +31,13 @@ def test_the_released_model_takes_what_is_known_of_it() -> None:
     assert "36.8 MB for the window of 513 tokens" in text
 
 
+def test_the_readme_quotes_what_is_told() -> None:
+    _, text = plan(RELEASED)
+    quoted = re.search(r"on the released configuration:\n\n```\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert quoted is not None
+    assert quoted[1] in text
+
+
 @pytest.mark.parametrize(
     ("args", "number"),
     [((TINY, "--device", "cpu"), 3), ((TINY, "--device", "cpu", "--dtype", "bfloat16"), 0), ((TINY,), 0)],
