@@ -158,7 +158,7 @@ class Prompts:
         """Arguments that the template does not look at."""
         return [name for name in request.template_kwargs if name not in self._template.variables]
 
-    def text_ids(self, text: str, add_special: bool = True) -> list[int]:  # noqa: ARG002 the model adds no token
+    def text_ids(self, text: str) -> list[int]:
         """Control strings in `text` are control tokens."""
         return self._encoded(self._text_segments(text), "prompt")
 

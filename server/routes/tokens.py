@@ -80,4 +80,4 @@ def _asked(gateway: Gateway, body: Body) -> _Asked:
 def _ids(gateway: Gateway, request: ChatRequest | TokenizeRequest, media: PreparedMedia | None) -> list[int]:
     if isinstance(request, ChatRequest):
         return gateway.prompts.chat_ids(request, media)
-    return gateway.prompts.text_ids(request.prompt, request.add_special_tokens)
+    return gateway.prompts.text_ids(request.prompt)

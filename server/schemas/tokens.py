@@ -16,7 +16,7 @@ class TokenizeRequest(BaseModel):
 
     model: str | None = None
     prompt: str
-    add_special_tokens: bool = True  # the model has no token that would be added
+    add_special_tokens: bool = True  # without effect: the model has no token that would be added
     return_token_strs: bool = False
 
 
@@ -25,13 +25,6 @@ class DetokenizeRequest(BaseModel):
 
     model: str | None = None
     tokens: list[TokenId] = Field(max_length=4_000_000)
-
-
-# Of a chat request, what decides about its prompt.
-CHAT_PROMPT_FIELDS = frozenset(
-    "model messages tools functions tool_choice chat_template_kwargs reasoning_effort add_generation_prompt "
-    "continue_final_message".split()
-)
 
 
 def split_tokenize(fields: dict[str, Any]) -> tuple[dict[str, Any], bool] | None:
