@@ -99,6 +99,43 @@ def test_each_task_wants_what_its_name_says() -> None:
     assert 0.4 < sum(c.messages[-1]["content"] == REFUSAL for c in items(tool_none)) / NUM_ITEMS < 0.8
 
 
+def thought_of_calls(conversation: Conversation, calls: list[tuple[str, dict[str, Any]]]) -> list[str]:
+    """Of each call: the function's name and a line for each of its parameters, as declared."""
+    declared = {tool["function"]["name"]: tool["function"]["parameters"] for tool in conversation.tools or []}
+    lines = []
+    for name, arguments in calls:
+        lines.append(name)
+        for key in declared[name].get("properties", {}):
+            value = arguments.get(key)
+            said = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            lines.append(f"{key} = {said}" if key in arguments else f"{key}: not given")
+    return lines
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_thought_looks_at_every_function_and_then_at_every_parameter(task: Any) -> None:
+    chosen = left_out = 0
+    for conversation in items(task):
+        names = [tool["function"]["name"] for tool in conversation.tools or []]
+        for message in conversation.messages:
+            calls = calls_of(message)
+            if "reasoning_content" not in message or not (calls or message["content"] == REFUSAL):
+                continue
+            head, *lines = message["reasoning_content"].split("\n")
+            assert [head, *lines[: len(names)]] == ["Functions:", *names]
+            wish, *rest = lines[len(names) :]
+            assert "user want" in wish
+            if len(calls) > 1:  # numbered wishes come first, and again as heads of the calls
+                wishes, rest = rest[: len(calls)], rest[len(calls) :]
+                assert [line for line in rest if line.removesuffix(":") in wishes] == [f"{line}:" for line in wishes]
+                rest = [line for line in rest if line.removesuffix(":") not in wishes]
+            assert rest == (thought_of_calls(conversation, calls) if calls else ["no function."])
+            chosen += 1
+            left_out += sum(line.endswith(": not given") for line in rest)
+    assert chosen > 20
+    assert left_out or task is tool_none
+
+
 def test_parallel_calls_of_one_turn_differ() -> None:
     for conversation in items(tool_parallel):
         calls = [json.dumps(call) for call in calls_of(conversation.messages[-1])]

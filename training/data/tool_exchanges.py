@@ -6,6 +6,7 @@ Owns the thoughts that lead to calls. Every call and every answer is a function 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from training.data.arithmetic import addition_steps
@@ -30,7 +31,7 @@ from training.data.tool_results import (
 )
 from training.data.tool_schemas import Function, Parameter, action, outside
 from training.data.tool_topics import FIELDS, VERBS
-from training.data.tool_turns import Call, Exchange, Step, call_lines, literal
+from training.data.tool_turns import Call, Exchange, Step, choice, literal, numbered
 from training.data.tool_values import below, pick
 
 REFUSAL = "None of the available functions can do that."
@@ -76,7 +77,7 @@ def following(
 def single(rng: random.Random, function: Function, arguments: dict[str, Any] | None = None) -> Exchange:
     call = Call(function, function.draw(rng) if arguments is None else arguments)
     doing, user = request_for(rng, call)
-    thought = f"The user wants to {doing.words}: {call_lines(call)}"
+    thought = choice(f"The user wants to {doing.words}", call)
     names = field_names(rng, function)
     if VERBS[function.verb].article == "s":
         question, result, answer = rows_asked(rng, names)
@@ -121,7 +122,7 @@ def _again(rng: random.Random, last: Exchange, call: Call) -> Exchange:
     value = _other_value(rng, parameter, [call.arguments[parameter.name]])
     changed = Call(call.function, {**call.arguments, parameter.name: value})
     user = pick(rng, _AGAIN).format(parameter.phrase(rng, value))
-    thought = f"The user wants the same again: {call_lines(changed)}"
+    thought = choice("The user wants the same again", changed)
     names = field_names(rng, call.function)
     return _carried_out(
         rng, with_question(user, question_for(rng, last.asked)), thought, changed, last.asked, names, last.noun
@@ -157,9 +158,7 @@ def once_each(rng: random.Random, function: Function, arguments: dict[str, Any],
     doing = action(rng, function.topic, function.verb)
     user = once_each_request(rng, doing, Call(function, arguments), varied, values)
     calls = tuple([Call(function, {**arguments, varied.name: value}) for value in values])
-    thought = f"The user wants to {doing.words}: {len(calls)} calls.\n" + "\n".join(
-        [call_lines(call) for call in calls]
-    )
+    thought = each_thought(doing.words, varied, calls)
     names = stated_names(field_names(rng, function))
     asked = draw_asked(rng, names)[:1]
     if not asked and VERBS[function.verb].family != "query":
@@ -186,9 +185,8 @@ def several(rng: random.Random, tools: list[Function]) -> Exchange:
         elif len(calls) > 1:
             break
     doings, user = several_requests(rng, calls)
-    listed = [f"{doing.words}: {call_lines(call)}" for doing, call in zip(doings, calls, strict=True)]
     asked, results, final = results_in_order(rng, calls)
-    thought = f"The user wants {len(calls)} calls.\n" + "\n".join(listed)
+    thought = several_thought([doing.words for doing in doings], calls)
     step = Step(thought, calls=tuple(calls), results=tuple(results))
     return Exchange(with_question(user, question_for(rng, asked)), [step, final])
 
@@ -202,11 +200,11 @@ def sequence(rng: random.Random, tools: list[Function]) -> Exchange:
     asked, results, final = results_in_order(rng, [first, second])
     user = f"{pick(rng, ('First ', 'First, please '))}{clause_first}. {link}{clause_second}."
     user = with_question(user, question_for(rng, asked))
-    opening = f"The user wants to {doing_first.words} first: {call_lines(first)}"
+    opening = choice(f"The user wants to {doing_first.words} first", first)
     if rng.random() < 0.15:
         result, failure = failed_result(rng)
         return Exchange(user, [Step(opening, calls=(first,), results=(result,)), failure])
-    then = f"The first call succeeded. The user wants to {doing_second.words}: {call_lines(second)}"
+    then = choice(f"The first call succeeded. The user wants to {doing_second.words}", second)
     steps = [Step(opening, calls=(first,), results=(results[0],)), Step(then, calls=(second,), results=(results[1],))]
     return Exchange(user, [*steps, final])
 
@@ -215,7 +213,7 @@ def refused(rng: random.Random, tools: list[Function]) -> Exchange:
     """A request that no declared function can meet."""
     function = outside(rng, tools)
     doing, user = request_for(rng, Call(function, function.draw(rng)))
-    return Exchange(user, [Step(f"The user wants to {doing.words}: no function.", REFUSAL)])
+    return Exchange(user, [Step(choice(f"The user wants to {doing.words}", None), REFUSAL, chooses=True)])
 
 
 def direct(rng: random.Random) -> Exchange:
@@ -226,6 +224,15 @@ def direct(rng: random.Random) -> Exchange:
         return Exchange(question, [Step(f"No function is needed.\n{addition_steps(a, b)}", str(a + b))])
     intent = pick(rng, _SMALL_TALK)
     return Exchange(worded(rng, intent), [Step(f"No function is needed.\nThis is about {intent.gist}.", intent.answer)])
+
+
+def each_thought(words: str, varied: Parameter, calls: Sequence[Call]) -> str:
+    values = [f"{varied.name} = {literal(call.arguments[varied.name])}" for call in calls]
+    return f"The user wants to {words}: {len(calls)} calls.\n{numbered(values, calls)}"
+
+
+def several_thought(words: list[str], calls: Sequence[Call]) -> str:
+    return f"The user wants {len(calls)} calls.\n{numbered(words, calls)}"
 
 
 def two_or_three(rng: random.Random, parameter: Parameter, value: Any) -> list[Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -36,6 +36,7 @@ class Step:
     content: str = ""
     calls: tuple[Call, ...] = ()
     results: tuple[str, ...] = ()
+    chooses: bool = False  # a function, or that none fits: the thought looks at the declared ones first
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def conversation_of(
             wanted = last and number == last_steps
             message: dict[str, Any] = {"role": "assistant", "content": step.content}
             if thinking and (wanted or remembers):
-                message["reasoning_content"] = step.thought
+                message["reasoning_content"] = _thought(step, tools)
             if step.calls:
                 message["tool_calls"] = [
                     {"type": "function", "function": {"name": call.function.name, "arguments": call.arguments}}
@@ -106,8 +107,36 @@ def conversation_of(
     return Conversation(task, messages, [function.tool for function in tools] or None, thinking)
 
 
-def call_lines(call: Call) -> str:
-    return "\n".join([call.function.name, *(f"{key} = {literal(value)}" for key, value in call.arguments.items())])
+def _thought(step: Step, tools: list[Function]) -> str:
+    """A choice is made among names right before it, each alone in its line: as the tokens it is declared in."""
+    if not (step.calls or step.chooses):
+        return step.thought
+    return "\n".join(["Functions:", *(tool.name for tool in tools), step.thought])
+
+
+def choice(wish: str, call: Call | None) -> str:
+    """The wish, the function for it and what each of its declared parameters gets."""
+    if call is None:
+        return f"{wish}:\nno function."
+    return "\n".join([f"{wish}:", call.function.name, *_parameter_lines(call)])
+
+
+def numbered(wishes: list[str], calls: Sequence[Call]) -> str:
+    """All wishes, then the choice for each."""
+    listed = [f"{number}. {wish}" for number, wish in enumerate(wishes, 1)]
+    return "\n".join([*listed, *(choice(line, call) for line, call in zip(listed, calls, strict=True))])
+
+
+def argument_lines(call: Call) -> list[str]:
+    return [f"{name} = {literal(value)}" for name, value in call.arguments.items()]
+
+
+def _parameter_lines(call: Call) -> list[str]:
+    """In the order of the schema, and the ones left out too: leaving out is decided by looking at each."""
+    return [
+        f"{p.name} = {literal(call.arguments[p.name])}" if p.name in call.arguments else f"{p.name}: not given"
+        for p in call.function.parameters
+    ]
 
 
 def literal(value: Any) -> str:
