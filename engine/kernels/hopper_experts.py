@@ -7,7 +7,6 @@ tiles of columns; gates are made before their counterparts and wait in shared me
 from __future__ import annotations
 
 from math import gcd
-from typing import NamedTuple
 
 import torch
 import triton
@@ -19,21 +18,11 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from engine.kernels.hopper_gemm import descriptor
 from engine.kernels.hopper_products import begin_copies, unit_sums
+from engine.kernels.moe_rows import ITEM, SortedPairs
 from engine.reference.fp8_gemm import Fp8Experts, Fp8Weight
 from engine.reference.fp8_quant import GROUP, Quantised
 
-ITEM = 3  # numbers: expert, first and end of its rows in the sorted order
 _GATE_TILES, _GATE_STAGES, _DOWN_TILES, _DOWN_STAGES = 1, 4, 8, 5
-
-
-class SortedPairs(NamedTuple):
-    """Of token and choice, by expert, in items of up to GROUP rows of one expert each."""
-
-    order: Tensor
-    items: Tensor
-    num_items: int
-    chosen_pairs: int  # those beyond are of an expert of all tokens
-    chosen: int  # of a token
 
 
 @triton.jit

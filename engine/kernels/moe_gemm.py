@@ -1,9 +1,8 @@
 """The chosen experts' SwiGLU in four launches: tokens sorted by expert, both products, and the weighted sum.
 
-The sorted tokens are cut into items, some rows of one expert each, so that no expert is padded to the size of another
-and one that nobody chose has none. A program has one item and some columns; programs of an item are neighbours. Weights
-are as in `engine.reference.moe_gemm`, or FP8 as released: then the first product quantises what the second takes, and
-the last expert may be one of all tokens, whose pairs with it are behind those of their choices.
+A program has one item of sorted rows (`moe_rows`) and some columns; programs of an item are neighbours. Weights are as
+in `engine.reference.moe_gemm`, or FP8 as released: then the first product quantises what the second takes, and the last
+expert may be one of all tokens, whose pairs with it are behind those of their choices.
 """
 
 from __future__ import annotations
@@ -16,8 +15,9 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.early_start import early, let_next_begin, wait_for_earlier
-from engine.kernels.hopper_experts import ITEM, SortedPairs, hopper_experts
+from engine.kernels.hopper_experts import hopper_experts
 from engine.kernels.hopper_gemm import fits
+from engine.kernels.moe_rows import ITEM, Rows, sorted_rows
 from engine.kernels.numeric import dot, encode_fp8, fp8_pointer, narrow
 from engine.kernels.scaled_products import scaled_products
 from engine.kernels.target import FP8_FACTOR, target
@@ -25,73 +25,6 @@ from engine.kernels.tiles import Tile, fp8_tile
 from engine.reference.fp8_gemm import Fp8Experts
 from engine.reference.fp8_quant import GROUP, Quantised
 from engine.reference.moe_gemm import Experts
-
-_DENSE = 128  # pairs, up to which every item has rows
-
-
-@triton.jit
-def _experts_before(ids, expert, pairs, BLOCK: tl.constexpr):
-    """How many lower ones were chosen, by pairs that fit into one block."""
-    one, other = tl.arange(0, BLOCK), tl.arange(0, BLOCK)
-    chosen = tl.load(ids + one, mask=one < pairs, other=2147483647).to(tl.int32)
-    others = tl.load(ids + other, mask=other < pairs, other=2147483647).to(tl.int32)
-    earlier = (chosen[:, None] == others[None, :]) & (one[:, None] > other[None, :])
-    is_first = tl.sum(earlier.to(tl.int32), 1) == 0
-    return tl.sum((is_first & (chosen < expert)).to(tl.int32), 0)
-
-
-@triton.jit
-def _sort_pairs(
-    ids, order, items, pairs, num_items,
-    CHOSEN: tl.constexpr, SHARED: tl.constexpr,
-    BLOCK: tl.constexpr, ROWS: tl.constexpr, ITEM: tl.constexpr, DENSE: tl.constexpr,
-):  # fmt: skip
-    """The pairs of token and choice that chose this program's expert, and its items.
-
-    With p pairs before its own, an expert's items begin at ⌊p / ROWS⌋ + its number: the next one's begin behind its
-    last, whatever their sizes, and each program knows without the others where. What is between has no rows. DENSE:
-    few pairs, and the number is that of lower experts with any. SHARED: the last expert's pairs are of all tokens.
-    """
-    wait_for_earlier()
-    let_next_begin()
-    expert = tl.program_id(0)
-    every = SHARED and expert == tl.num_programs(0) - 1
-    before = tl.zeros((), tl.int32)
-    count = tl.zeros((), tl.int32)
-    for start in range(0, pairs, BLOCK):
-        pair = start + tl.arange(0, BLOCK)
-        chosen = tl.load(ids + pair, mask=pair < pairs, other=2147483647).to(tl.int32)
-        before += tl.sum((chosen < expert).to(tl.int32), 0)
-        count += tl.sum((chosen == expert).to(tl.int32), 0)
-    if every:
-        count = pairs // CHOSEN
-    number = expert
-    following = expert + 1
-    if DENSE:
-        number = _experts_before(ids, expert, pairs, BLOCK)
-        following = number + (count > 0).to(tl.int32)
-    end = before + count
-    item = before // ROWS + number
-    next_item = end // ROWS + following
-    if expert == tl.num_programs(0) - 1:
-        next_item = num_items
-    for first in range(before, before + (next_item - item) * ROWS, ROWS):
-        tl.store(items + item * ITEM, expert)
-        tl.store(items + item * ITEM + 1, first)
-        tl.store(items + item * ITEM + 2, end)
-        item += 1
-    if every:
-        for start in range(0, count, BLOCK):
-            place = start + tl.arange(0, BLOCK)
-            tl.store(order + before + place, pairs + place, mask=place < count)
-    else:
-        place = before
-        for start in range(0, pairs, BLOCK):
-            pair = start + tl.arange(0, BLOCK)
-            mine = tl.load(ids + pair, mask=pair < pairs, other=2147483647).to(tl.int32) == expert
-            at = place + tl.cumsum(mine.to(tl.int32), 0) - 1
-            tl.store(order + at, pair, mask=mine)
-            place += tl.sum(mine.to(tl.int32), 0)
 
 
 @triton.jit
@@ -268,7 +201,7 @@ def moe_gemm(
     _check(residual, x, ids, weights, shape)
     pairs = tokens * chosen
     first, second = _tiles(pairs / shape.experts, shape.coded) if tiles is None else tiles
-    rows = _sorted_rows(ids, shape, first.rows)
+    rows = sorted_rows(ids, shape.experts, shape.shared, first.rows)
     outputs = residual.new_empty(rows.pairs, hidden)
     if tiles is None and isinstance(x, Quantised) and isinstance(experts, Fp8Experts) and _on_hopper(first, shape):
         hopper_experts(x, experts, rows.pairs_of(chosen), outputs)
@@ -289,44 +222,6 @@ def moe_gemm(
 def _on_hopper(tile: Tile, shape: _Weights) -> bool:
     """Whether experts have rows enough for the tiles there, and the GPU and both widths are made for them."""
     return tile.rows == GROUP and fits(shape.hidden) and fits(shape.inter)
-
-
-class _Rows(NamedTuple):
-    """Pairs of token and choice, by expert; those with an expert of all tokens are behind them."""
-
-    order: Tensor  # of one token, the ids themselves
-    items: Tensor
-    num_items: int  # at most
-    chosen_pairs: int
-    pairs: int
-    routed: int  # experts
-    alone: bool  # one token
-
-    @property
-    def shared(self) -> bool:
-        return self.pairs > self.chosen_pairs
-
-    def pairs_of(self, chosen: int) -> SortedPairs:
-        return SortedPairs(self.order, self.items, self.num_items, self.chosen_pairs, chosen)
-
-
-def _sorted_rows(ids: Tensor, shape: _Weights, rows: int) -> _Rows:
-    """`rows`: at most so many an item."""
-    tokens, chosen = ids.shape
-    routed = shape.experts - shape.shared
-    chosen_pairs = tokens * chosen
-    pairs = chosen_pairs + tokens * shape.shared
-    if tokens == 1:
-        return _Rows(ids, ids, pairs, chosen_pairs, pairs, routed, alone=True)
-    dense = chosen_pairs <= _DENSE
-    num_items = pairs // rows + (min(chosen_pairs, routed) if dense else routed) + shape.shared
-    order, items = (ids.new_empty(size, dtype=torch.int32) for size in (pairs, num_items * ITEM))
-    _sort_pairs[(shape.experts,)](
-        ids, order, items, chosen_pairs, num_items, CHOSEN=chosen, SHARED=shape.shared,
-        BLOCK=min(4096, max(16, triton.next_power_of_2(chosen_pairs))), ROWS=rows, ITEM=ITEM, DENSE=dense,
-        num_warps=4, **early(),
-    )  # fmt: skip
-    return _Rows(order, items, num_items, chosen_pairs, pairs, routed, alone=False)
 
 
 class _Weight(NamedTuple):
@@ -363,7 +258,7 @@ class _Weights(NamedTuple):
 
 def _run(
     tile: Tile,
-    rows: _Rows,
+    rows: Rows,
     pairs_a_row: int,
     inputs: tuple[Tensor, Tensor | None],
     weight: _Weight,

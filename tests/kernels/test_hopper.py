@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.kernels import hopper_experts, hopper_gemm, hopper_prefill, moe_gemm
+from engine.kernels import hopper_experts, hopper_gemm, hopper_prefill
+from engine.kernels.moe_rows import sorted_rows
 from engine.kernels.target import OCP, Target, target
 from engine.reference.fp8_gemm import Fp8Experts, weight_values
 from engine.reference.fp8_gemm import fp8_gemm as reference
@@ -76,7 +77,7 @@ def test_experts(device: str, kind: str, tokens: int, shared: bool) -> None:
     x = fp8_quant(torch.randn(tokens, hidden, device=device))
     ids = chosen_ids(kind, tokens, routed, chosen).int().to(device)
     ids[1, 0] = routed
-    pairs = moe_gemm._sorted_rows(ids, moe_gemm._Weights.of(experts), GROUP).pairs_of(chosen)
+    pairs = sorted_rows(ids, routed + shared, shared, GROUP).pairs_of(chosen)
     out = torch.full((len(pairs.order), hidden), float("nan"), dtype=torch.bfloat16, device=device)
     hopper_experts.hopper_experts(x, experts, pairs, out)
     of_pair = torch.cat([ids.view(-1), ids.new_full((tokens * shared,), routed)]).long()
