@@ -14,7 +14,10 @@ from training.tasks import PRACTICE, TASKS, Task
 FLAT_SHORT, FLAT_LONG = 2048, 8192
 
 _ALL = TASKS | PRACTICE
-_LATE = ("arithmetic", "sort", "count", "dialogue", "picture_compare", "film_tones_while", "film_talk")
+_LATE = (
+    *("sort", "count", "lookup", "dialogue", "picture_compare"),
+    *("order_talk", "words_talk", "picture_talk"),
+)
 
 
 def is_late(task: Task) -> bool:
@@ -98,9 +101,9 @@ def further_recipe(dense_steps: int, indexer_steps: int, sparse_steps: int, step
         seed=1,
         caps=CAPS,
         stages=(
-            Stage("dense", "dense", dense_steps, 0.6, 0.12, 3, both, warmup_steps=200, practice=0.7, late=3.0),
+            Stage("dense", "dense", dense_steps, 0.6, 0.25, 3, both, warmup_steps=200, practice=0.7, late=3.0),
             Stage("indexer", "indexer", indexer_steps, 1.0, 0.3, 0, (), SPARSE_ROWS, practice=0.5),
-            Stage("sparse", "sparse", sparse_steps, 0.12, 0.0, 3, SPARSE_FLAT, SPARSE_ROWS, practice=0.3, late=3.0),
+            Stage("sparse", "sparse", sparse_steps, 0.3, 0.0, 3, SPARSE_FLAT, SPARSE_ROWS, practice=0.3, late=3.0),
         ),
         steps_before=steps_before,
     )

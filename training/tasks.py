@@ -17,6 +17,7 @@ from training.data.follow import follow
 from training.data.lookup import lookup
 from training.data.media_practice import film_talk, picture_talk
 from training.data.needle import needle
+from training.data.order_talk import order_talk
 from training.data.pictures import (
     picture_colour,
     picture_compare,
@@ -48,7 +49,7 @@ _TABLE = (
     Task("multiply", multiply, 0.97, 4, "text"),
     Task("copy", copy, 0.97, 2, "text"),
     Task("reverse", reverse, 0.97, 3, "text"),
-    Task("sort", sort, 0.97, 5, "text"),
+    Task("sort", sort, 0.97, 8, "text"),
     Task("count", count, 0.97, 5, "text"),
     Task("lookup", lookup, 0.97, 5, "text"),
     Task("needle", needle, 0.97, 10, "text"),
@@ -64,7 +65,7 @@ _TABLE = (
     Task("picture_shape", picture_shape, 0.95, 1.5, "picture"),
     Task("picture_number", picture_number, 0.95, 4, "picture"),
     Task("picture_position", picture_position, 0.95, 3, "picture"),
-    Task("picture_compare", picture_compare, 0.95, 2.5, "picture"),
+    Task("picture_compare", picture_compare, 0.95, 4, "picture"),
     Task("picture_digits", picture_digits, 0.95, 4, "picture"),
     Task("sound_beeps", sound_beeps, 0.95, 1, "sound"),
     Task("sound_pitch", sound_pitch, 0.95, 0.5, "sound"),
@@ -84,12 +85,13 @@ _PRACTICE = (
     Task("needle_talk", needle_talk, 0.0, 6, "text"),
     Task("words_talk", words_talk, 0.0, 4, "text"),
     Task("recall", recall, 0.0, 4, "text"),
+    Task("order_talk", order_talk, 0.0, 8, "text"),
     Task("tool_talk", tool_talk, 0.0, 8, "tools"),
     Task("tool_steps", tool_steps, 0.0, 5, "tools"),
     Task("schema_talk", schema_talk, 0.0, 4, "tools"),
     Task("value_talk", value_talk, 0.0, 4, "tools"),
     Task("result_talk", result_talk, 0.0, 3, "tools"),
-    Task("picture_talk", picture_talk, 0.0, 5, "picture"),
+    Task("picture_talk", picture_talk, 0.0, 6, "picture"),
     Task("film_talk", film_talk, 0.0, 8, "film"),
 )
 

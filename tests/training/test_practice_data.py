@@ -11,6 +11,7 @@ import pytest
 
 from tests.training.test_media_data import (
     KINDS,
+    compared,
     content,
     ground,
     nearest_colour,
@@ -23,25 +24,27 @@ from training.data.conversation import Conversation, Film, Picture
 from training.data.drawing import SHAPES
 from training.data.lookup import NOT_FOUND
 from training.data.media_practice import film_talk, picture_talk
+from training.data.order_talk import order_talk
 from training.data.pictures import PLACES, plural
 from training.data.practice import lookup_talk, needle_talk, recall, words_talk
 from training.tasks import PRACTICE, TASKS, Task
 
 Exchange = tuple[str, str, str]  # question, thought (empty without thinking), answer
 
-# Of the messages of 60 items each, from before the generators shared code with practice.
+# Of the messages of 60 items each, from before the generators shared code with practice; the thoughts of sort, count,
+# lookup and picture_compare, and how many items of the first two think in training, are those of 2026-12-01.
 UNCHANGED = {
     "copy": "a00bc1b10be876d8",
     "reverse": "b71443cb2a2790a4",
-    "sort": "a627d9ad595a1d37",
-    "count": "89214a5801e3c450",
-    "lookup": "eeaeeeca86a320dc",
+    "sort": "54e41c2a3da87e68",
+    "count": "942e805043ba82e0",
+    "lookup": "6b726cd6073728ac",
     "needle": "1e4c6d6c4ff6bf6a",
     "picture_colour": "92c46017bc318a33",
     "picture_shape": "8284b7b8df4d2348",
     "picture_number": "9e597f0d8ae01763",
     "picture_position": "077db11fd86cc220",
-    "picture_compare": "0b52d9ffd50ad6d4",
+    "picture_compare": "30605206fe5cfb40",
     "picture_digits": "a2f13083bc4afaab",
     "film_order": "9dcd3c3580737e1f",
     "film_when": "4f044bc46903da1f",
@@ -169,7 +172,7 @@ def test_facts_are_found_in_the_text_and_stand_there_once() -> None:
 
 
 def list_in(message: str) -> list[str]:
-    told = re.sub(r"^(Here is a list of words:|Words:)\s", "", message)
+    told = re.sub(r"^(Here is a list of (words|numbers):|Words:)\s", "", message)
     return re.findall(r"\w+", told.split("\n\n")[0] if "\n\n" in told else re.split(r"[.?]\s", told, maxsplit=1)[1])
 
 
@@ -199,6 +202,27 @@ def test_questions_about_a_list_of_words_are_answered_from_it() -> None:
             assert re.findall(r"\w+", answer) == about_words(question, words), (question, words)
             seen.add(re.sub(r'"?\b\w+"?[.?]$', "", question))
     assert len(seen) > 15
+
+
+def test_questions_about_the_order_of_a_list_are_answered_by_it() -> None:
+    seen = set()
+    for turns in items(order_talk, 400):
+        whole = list_in(turns[0][0])
+        for question, thought, answer in turns[1:]:
+            pair = re.findall(r": (\w+) and (\w+)\.", question)
+            ranked = sorted(pair[0] if pair else whole, key=lambda item: (len(item) * item.isdigit(), item))
+            if "comes after" in question:
+                expected = [ranked[ranked.index(re.findall(r"after (\w+)", question)[0]) + 1]]
+            elif match := re.search(r" (first|last) ", question):
+                expected = [ranked[0 if match[1] == "first" else -1]]
+            else:
+                expected = ranked
+            assert re.findall(r"\w+", answer) == expected, (question, whole)
+            if thought:  # its groups in order are the list in order
+                in_order = " ".join(line.split(" -> ")[1] for line in thought.split("\n") if " -> " in line).split()
+                assert [item.lstrip("0") or "0" for item in in_order] == ranked
+            seen.add(question.split()[0])
+    assert seen == {"Sort", "Put", "Which", "Name"}
 
 
 def about_parts(question: str, words: list[str]) -> list[str]:
@@ -305,11 +329,12 @@ def test_questions_about_pictures_are_answered_by_what_the_thought_lists() -> No
     for made in (picture_talk("train", index) for index in range(400)):
         for question, thought, answer in exchanges(made) if made.thinking else ():
             if thought.startswith("First"):
-                first, second = re.findall(r"(?:First|Second): (.*?)\.", thought)
-                if answer in ("same", "different"):
-                    assert (first == second) == (answer == "same")
-                else:
-                    assert answer == ("first" if int(first) > int(second) else "second")
+                first, second = re.findall(r"(?:First|Second): (\d)\.", thought)
+                assert answer == ("first" if int(first) > int(second) else "second")
+            elif re.search(r": (same|different)\.$", thought):
+                new = re.findall(r"\w+ \w+, (\w+ \w+): different\.", thought)
+                assert len(new) == compared(thought).count("different") <= 1
+                assert answer in (("different", *new) if new else ("same", "nothing"))
             elif thought.startswith("The digits"):
                 assert re.findall(r"\d", thought) == list(answer)
             else:

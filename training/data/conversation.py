@@ -66,6 +66,11 @@ class Conversation:
     media: tuple[Media, ...] = field(default=())
 
 
+def draws_thinking(rng: random.Random, split: str, trained: float) -> bool:
+    """Half of the tested items think; `trained` of those trained on, less where what comes without a thought lags."""
+    return rng.random() < (trained if split == "train" else 0.5)
+
+
 def seeded(split: str, task: str, index: int) -> random.Random:
     """The only source of randomness of item `index` of a task; splits never share a seed."""
     return random.Random(f"{split}/{task}/{index}")

@@ -147,13 +147,15 @@ def _answer_again(rng: random.Random, turns: list[Turn]) -> Turn | None:
 def _numbered_answer(rng: random.Random, turns: list[Turn]) -> Turn | None:
     place = rng.randrange(len(turns))
     ordinal = _ORDINALS[place]
+    thought = "\n".join(f"{number}: {turn.answer}" for number, turn in enumerate(turns[: place + 1], 1))
     asked = rng.choice((f"What was your {ordinal} answer?", f"Repeat your {ordinal} answer."))
-    return Turn(asked, f"My {ordinal} answer is asked for.", turns[place].answer)
+    return Turn(asked, thought, turns[place].answer)
 
 
 def _number_of_turns(rng: random.Random, turns: list[Turn]) -> Turn | None:
     asked = rng.choice(("How many messages did I send before this one?", "How many times have you answered so far?"))
-    counted = " ".join(str(number) for number in range(1, len(turns) + 1))
+    begins = (" ".join(turn.question.split()[:2]) for turn in turns)
+    counted = ", ".join(f"{number} {begin}" for number, begin in enumerate(begins, 1))
     return Turn(asked, f"Counted: {counted}", str(len(turns)))
 
 

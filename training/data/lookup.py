@@ -49,21 +49,24 @@ class Listing(NamedTuple):
     values: list[str]
     missing: list[str]  # keys of the same kind that are not in it
     text: str
-    lines: list[str]  # what to quote for each key
 
     def entry(self, place: int) -> tuple[str, str, str]:
         """Key, thought and answer."""
-        return self.keys[place], f"The list says: {self.lines[place]}", self.values[place]
+        return self._found(self.keys[place], self.values[place])
 
     def no_entry(self, place: int) -> tuple[str, str, str]:
-        return self.missing[place], f"There is no {self.missing[place]} in the list.", NOT_FOUND
+        return self._found(self.missing[place], NOT_FOUND)
+
+    def _found(self, key: str, value: str) -> tuple[str, str, str]:
+        """The thought has one form: it names the key before it has to know whether the list has it."""
+        return key, f"{key}: {value}", value
 
 
 def draw_listing(rng: random.Random, num_entries: int, num_missing: int) -> Listing:
     keys = _keys(rng, num_entries + num_missing)
     values = rng.choice(_VALUES)(rng, num_entries)
-    text, lines = _write(rng, keys[:num_entries], values)
-    return Listing(keys[:num_entries], values, keys[num_entries:], text, lines)
+    text = _write(rng, keys[:num_entries], values)
+    return Listing(keys[:num_entries], values, keys[num_entries:], text)
 
 
 def ask_for(rng: random.Random, key: str) -> str:
@@ -136,19 +139,18 @@ def _mixed(rng: random.Random, num: int) -> list[str]:
 _VALUES = (_words, _words, _numbers, _numbers, _marks, _names, _pairs, _mixed)
 
 
-def _write(rng: random.Random, keys: list[str], values: list[str]) -> tuple[str, list[str]]:
-    """The list as text, and the line to quote for each entry."""
+def _write(rng: random.Random, keys: list[str], values: list[str]) -> str:
     style = rng.random()
     if style < 0.25:
         numeric = rng.random() < 0.5
         table = {k: int(v) if numeric and v.isdigit() else v for k, v in zip(keys, values, strict=True)}
         quoted = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in table.items()]
         inner = ", ".join(quoted) if rng.random() < 0.5 else "\n  " + ",\n  ".join(quoted) + "\n"
-        return "{" + inner + "}", quoted
+        return "{" + inner + "}"
     if style < 0.45:
         pattern = rng.choice(_SENTENCES)
         lines = [pattern.format(key=key, value=value) for key, value in zip(keys, values, strict=True)]
-        return rng.choice((" ", "\n")).join(lines), lines
+        return rng.choice((" ", "\n")).join(lines)
     pattern = rng.choice(_LINES)
     lines = [pattern.format(key=key, value=value) for key, value in zip(keys, values, strict=True)]
-    return "\n".join(lines), lines
+    return "\n".join(lines)

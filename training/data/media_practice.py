@@ -48,6 +48,7 @@ from training.data.pictures import (
     listed,
     number_thought,
     one_changed,
+    pairwise,
     place_thought,
     plural,
 )
@@ -100,7 +101,7 @@ def picture_talk(split: str, index: int) -> Conversation:
     rng = seeded(split, "picture_talk", index)
     thinking = rng.random() < _THINKING
     number = rng.randint(3, 6)
-    if rng.random() < 0.7:
+    if rng.random() < 0.5:
         seen = _see(rng, rng.randint(2, MOST_FIGURES))
         turns = mixed(rng, _questions(rng, seen), number)
         parts = around(rng, "image", turns[0].question)
@@ -222,20 +223,23 @@ def _two_pictures(rng: random.Random, number: int) -> tuple[list[Turn], list[_Se
         figures = one_changed(rng, first.figures) if rng.random() < 0.5 else first.figures
         first = first._replace(ground=ground_colour(rng, [figure.colour for figure in (*first.figures, *figures)]))
         second = first._replace(figures=figures)
-        thought = f"First: {listed(first.figures)}. Second: {listed(figures)}."
+        thought = pairwise(first.figures, figures)
         answer = "same" if figures == first.figures else "different"
-        compared = Turn(rng.choice(SAME_QUESTIONS), thought, answer)
+        compared = [Turn(rng.choice(SAME_QUESTIONS), thought, answer)]
+        new = [other.name for one, other in zip(first.figures, figures, strict=True) if one != other] or ["nothing"]
+        compared.append(Turn("What is new in the second picture?", thought, new[0]))
     else:
         second = _see(rng, sizes[1])
         answer = ORDINALS[int(sizes[1] > sizes[0])]
-        compared = Turn(rng.choice(MORE_QUESTIONS), f"First: {sizes[0]}. Second: {sizes[1]}.", answer)
+        compared = [Turn(rng.choice(MORE_QUESTIONS), f"First: {sizes[0]}. Second: {sizes[1]}.", answer)]
     kinds = [
         [turn._replace(question=_in_picture(turn.question, ordinal)) for turn in kind]
         for ordinal, seen in zip(ORDINALS, (first, second), strict=True)
         for kind in _questions(rng, seen)
     ]
-    turns = mixed(rng, kinds, number - 1)
-    turns.insert(rng.randrange(number), compared)
+    turns = mixed(rng, kinds, number - len(compared))
+    for turn in compared:
+        turns.insert(rng.randrange(len(turns) + 1), turn)
     return turns, [first, second]
 
 

@@ -219,9 +219,17 @@ def _same(rng: random.Random) -> _Comparison:
     ground = ground_colour(rng, [figure.colour for figure in (*figures, *others)])
     answer = "same" if others == figures else "different"
     question = rng.choice(SAME_QUESTIONS)
-    thought = f"First: {listed(figures)}. Second: {listed(others)}."
+    thought = pairwise(figures, others)
     pictures = (draw_picture(rng, sides, ground, figures), draw_picture(rng, sides, ground, others))
     return pictures, question, thought, answer
+
+
+def pairwise(figures: tuple[Figure, ...], others: tuple[Figure, ...]) -> str:
+    """Figures of two pictures place by place, a verdict on each pair."""
+    return " ".join(
+        f"{one.name}, {other.name}: {'same' if one.name == other.name else 'different'}."
+        for one, other in zip(figures, others, strict=True)
+    )
 
 
 def one_changed(rng: random.Random, figures: tuple[Figure, ...]) -> tuple[Figure, ...]:

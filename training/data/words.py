@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import string
 
-from training.data.conversation import Conversation, seeded
+from training.data.conversation import Conversation, draws_thinking, seeded
 from training.data.vocabulary import ANIMALS, THINGS, WORDS
 
 SEPARATORS = (" ", " ", ", ", "\n- ")  # the last makes a list of lines; after its blank each word is a single token
@@ -58,6 +58,7 @@ _COUNT_ONE = (
     '{text}\n\nHow many times is "{word}" in the list above?',
     "{text}\n\nHow often does {word} appear?",
 )
+_SORT_THINKING, _COUNT_THINKING = 0.35, 0.25  # shares in training
 _MARKS = "!?.,:;-+*/=#@%&()[]{}<>_"
 _CODE = (
     "for {a} in range({m}): {b} += {c}[{a}]",
@@ -99,7 +100,7 @@ def reverse(split: str, index: int, thinking: bool | None = None) -> Conversatio
 def sort(split: str, index: int, thinking: bool | None = None) -> Conversation:
     """Words alphabetically, numbers ascending; no item occurs twice."""
     rng = seeded(split, "sort", index)
-    thinks = rng.random() < 0.5
+    thinks = draws_thinking(rng, split, _SORT_THINKING)
     between = rng.choice(SEPARATORS)
     if rng.random() < 0.6:
         things, order = "words", "alphabetical"
@@ -110,7 +111,7 @@ def sort(split: str, index: int, thinking: bool | None = None) -> Conversation:
         things, order = "numbers", "ascending"
         numbers = rng.sample(range(rng.choice((10, 100, 1000, 1000))), rng.randint(3, 8))
         items, ranked = [str(number) for number in numbers], [str(number) for number in sorted(numbers)]
-        thought = groups(items, ranked, {item: "x" * len(item) for item in items})
+        thought = groups_of_numbers(items, ranked)
     text = join(between, items)
     question = rng.choice(_SORT).format(gap=gap(rng, text), text=text, things=things, order=order)
     answer = join(between, ranked)
@@ -120,7 +121,7 @@ def sort(split: str, index: int, thinking: bool | None = None) -> Conversation:
 def count(split: str, index: int, thinking: bool | None = None) -> Conversation:
     """How many words, or how often one word occurs."""
     rng = seeded(split, "count", index)
-    thinks = rng.random() < 0.5
+    thinks = draws_thinking(rng, split, _COUNT_THINKING)
     between = rng.choice(SEPARATORS)
     if rng.random() < 0.6:
         words = rng.sample(WORDS, rng.randint(1, 15))
@@ -176,6 +177,14 @@ def groups(items: list[str], ranked: list[str], group_of: dict[str, str]) -> str
         in_order = " ".join(item for item in ranked if group_of[item] == group)
         lines.append(f"{group}: {came} -> {in_order}")
     return "\n".join(lines)
+
+
+def groups_of_numbers(items: list[str], ranked: list[str]) -> str:
+    """Zeros before the shorter numbers, then groups by the first digit as those of words by the first letter."""
+    width = max(map(len, items))
+    padded = [item.zfill(width) for item in items]
+    by_digit = groups(padded, [item.zfill(width) for item in ranked], {item: item[0] for item in padded})
+    return f"{' '.join(padded)}\n{by_digit}"
 
 
 def _plain(rng: random.Random) -> str:
