@@ -103,7 +103,7 @@ def further_recipe(dense_steps: int, indexer_steps: int, sparse_steps: int, step
         stages=(
             Stage("dense", "dense", dense_steps, 0.6, 0.25, 3, both, warmup_steps=200, practice=0.7, late=3.0),
             Stage("indexer", "indexer", indexer_steps, 1.0, 0.3, 0, (), SPARSE_ROWS, practice=0.5),
-            Stage("sparse", "sparse", sparse_steps, 0.3, 0.0, 3, SPARSE_FLAT, SPARSE_ROWS, practice=0.3, late=3.0),
+            Stage("sparse", "sparse", sparse_steps, 0.25, 0.0, 3, SPARSE_FLAT, SPARSE_ROWS, practice=0.3, late=3.0),
         ),
         steps_before=steps_before,
     )
