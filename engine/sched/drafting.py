@@ -1,4 +1,4 @@
-"""How many tokens are drafted ahead for whom: by how many sequences run, how each one's drafts have fared, and room.
+"""How many tokens are drafted ahead for whom: by how many share a step, how each one's drafts have fared, and room.
 
 Verifying a draft costs about what another sequence's token costs, so drafts only fill a step up to a fixed number of
 rows, and they take no page from anybody. Knows nothing of tensors and of what is drafted.
@@ -28,26 +28,32 @@ class DraftPlan:
         self._most = most
         self._max_rows = max_rows
         self._cache = cache
+        self._limit = 0
         self.drafted = [0] * most  # that were verified, by position
         self.accepted = [0] * most
 
-    def limit(self, num_running: int) -> int:
-        """Drafts of each while so many run."""
-        return max(0, min(self._most, self._max_rows // max(1, num_running) - 1))
+    def limit(self, num_sequences: int) -> int:
+        """Drafts of each while so many share a step."""
+        return max(0, min(self._most, self._max_rows // max(1, num_sequences) - 1))
 
-    def verified_with(self, request: Request, num_running: int) -> int:
+    def begin_step(self, num_sequences: int) -> int:
+        """The limit of the step, which counts until the next begins."""
+        self._limit = self.limit(num_sequences)
+        return self._limit
+
+    def verified_with(self, request: Request) -> int:
         """How many tokens a request that decodes has in this step; its drafts are cut to what there is room for."""
         if not request.drafts:
             return 1
-        del request.drafts[self.limit(num_running) :]
+        del request.drafts[self._limit :]
         assert request.pages is not None
         room = self._cache.grow(request.pages, request.num_computed + 1 + len(request.drafts))
         del request.drafts[room - request.num_computed - 1 :]
         return 1 + len(request.drafts)
 
-    def beside(self, request: Request, num_tokens: int, num_running: int) -> Drafting:
+    def beside(self, request: Request, num_tokens: int) -> Drafting:
         """For a step in which the request has so many tokens, its drafts included."""
-        most = min(self.limit(num_running), request.max_drafts)
+        most = min(self._limit, request.max_drafts)
         if most == 0:
             return _NOTHING
         pages, start = request.pages, request.num_computed

@@ -172,8 +172,7 @@ class Scheduler:
         self._encodings.begin_step()
         step = Step(self._plan.max_num_batched_tokens)
         prefills = []
-        num_running = len(self._running)
-        drafts = self._drafts.limit(num_running)
+        drafts = self._drafts.begin_step(self._company())
         for request in self._running:
             if request.state is not State.RUNNING:
                 continue  # preempted for one before it
@@ -183,7 +182,7 @@ class Scheduler:
                 prefills.append(request)
             elif start < pages.capacity or self._make_room(request, 1, step):
                 if drafts or request.drafts:
-                    self._add(request, self._drafts.verified_with(request, num_running), step)
+                    self._add(request, self._drafts.verified_with(request), step)
                 else:
                     step.add_token(request)
             else:
@@ -258,8 +257,14 @@ class Scheduler:
             outputs.append(Output(request, tokens, reason, finished))
         return outputs
 
+    def _company(self) -> int:
+        """Sequences that share the steps to come. Who waits for its turn alone, not for room, counts: a token drafted
+        before it runs would have cost less afterwards, in a step of more."""
+        running = len(self._running)
+        return running if self._next_try else min(running + len(self._waiting), self._plan.max_num_seqs)
+
     def _add(self, request: Request, num_tokens: int, step: Step) -> None:
-        step.add(request, num_tokens, self._drafts.beside(request, num_tokens, len(self._running)))
+        step.add(request, num_tokens, self._drafts.beside(request, num_tokens))
 
     # ---- room
 

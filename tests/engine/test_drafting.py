@@ -49,6 +49,33 @@ def test_drafts_shrink_as_more_sequences_run(num_requests: int, most: int) -> No
     assert max(item.num_drafts for item in run.batches[-1].items) == most
 
 
+def test_sequences_that_wait_for_their_turn_count_as_if_they_ran() -> None:
+    run = run_with()  # 16 tokens a step, of which a prompt takes most
+    run.submit("first", [1, 2, 3], max_tokens=30)
+    run.step()
+    for number in range(7):
+        run.submit(str(number), [number, *range(10, 22)])
+    run.step()
+    first, *prompts = run.batches[-1].items
+    assert len(prompts) < 7
+    assert (first.num_drafts, first.next_drafts) == (1, 1)  # as with 8
+
+
+def test_sequences_that_wait_for_room_do_not_count() -> None:
+    run = Run(small_plan(8, drafts=True), speculative_tokens=3)
+    run.submit("first", [1, 2, 3], max_tokens=50)
+    run.step()
+    for number in range(7):
+        run.submit(str(number), range(number, number + 50), max_tokens=3)
+    drafts = []
+    while ("first", 0) not in run.reasons:
+        run.step()
+        assert run.scheduler.figures().waiting == 6
+        drafts.append(run.batches[-1].items[0].num_drafts)
+    assert drafts[0] == 1  # nobody knew that they would not fit
+    assert 3 in drafts
+
+
 def test_with_too_many_sequences_nothing_is_drafted_and_no_row_written_until_they_are_fewer() -> None:
     run = run_with(max_num_seqs=9, max_num_batched_tokens=17)
     for number in range(9):
