@@ -63,7 +63,11 @@ class RowNorm:
         self._weight = weight
         self._width = len(weight)
         self._eps = eps
-        self._rows = tuple(zip(x, out, strict=True))  # a row by itself: taking it costs as much as computing on it
+        self._x, self._out = x, out
+        self._row = (x[0], out[0]) if len(x) == 1 else None  # taking it costs as much as computing on it
+        self._sizes = np.empty(len(x), np.float32)
+        self._size_column = self._sizes[:, None]
+        self._share, self._least = np.float32(1 / len(weight)), np.float32(eps)
 
     @classmethod
     def of(cls, norm: Norm, x: Floats, out: Floats) -> RowNorm:
@@ -80,10 +84,19 @@ class RowNorm:
         return [cls(weight, eps, x, x) for weight, eps, x in zip(weights, norm.eps.tolist(), stretches, strict=True)]
 
     def __call__(self) -> None:
-        for row, out in self._rows:
+        if self._row is not None:
+            row, out = self._row
             factor = (float(row.dot(row)) / self._width + self._eps) ** -0.5
             np.multiply(row, self._weight, out)
             np.multiply(out, factor, out)
+            return
+        sizes = self._sizes
+        np.vecdot(self._x, self._x, sizes)
+        np.multiply(sizes, self._share, sizes)
+        np.add(sizes, self._least, sizes)
+        np.sqrt(sizes, sizes)
+        np.multiply(self._x, self._weight, self._out)
+        np.divide(self._out, self._size_column, self._out)
 
 
 class Buffers:

@@ -93,8 +93,11 @@ class Drafts:
         drafts: list[Tensor] = []
         for ahead in range(drafting[0].next_drafts):
             count = sum(item.next_drafts > ahead for item in drafting)
-            num_pages = (int(positions[:count].max()) + ahead) // self._page_size + 1
-            context = self._context(positions[:count] + ahead, tables[:count], rows.homes[:count], num_pages)
+            if count == 1:
+                context = self._context_of_one(rows.positions[0] + ahead, rows.tables[0], rows.homes[0])
+            else:
+                num_pages = (int(positions[:count].max()) + ahead) // self._page_size + 1
+                context = self._context(positions[:count] + ahead, tables[:count], rows.homes[:count], num_pages)
             state = self._drafter.forward(tokens[:count], state[:count], context, self._pool)
             tokens = self._sampler.guess(self._logits(state), requests[:count], ahead)
             drafts.append(tokens)
@@ -112,6 +115,16 @@ class Drafts:
         lens = (positions + 1).tolist()
         starts = range(count + 1)
         return ForwardContext(self._to_device(positions), starts, lens, count, slots, slots, table, table, homes)
+
+    def _context_of_one(self, position: int, table: int, home: int) -> ForwardContext:
+        """The same of one row, with all its pages; array arithmetic would take longer than parts of the pass."""
+        number, place = divmod(position, self._page_size)
+        row = self._tables.rows[table : table + 1, : number + 1]
+        slots = self._to_device(np.array([int(row[0, number]) * self._page_size + place]))
+        pages = self._to_device(row)
+        return ForwardContext(
+            self._to_device(np.array([position])), (0, 1), [position + 1], 1, slots, slots, pages, pages, [home]
+        )
 
     def _slots(self, tables: Int64s, positions: Int64s) -> Int64s:
         numbers, places = np.divmod(positions, self._page_size)

@@ -47,6 +47,8 @@ def draw(
         sampler.add(request, request.sampling, request.index, request.tokens)
     if len(logits) == len(items):  # nobody has drafts
         return _draw_one_each(sampler, logits, requests, levels, drawn_ids)
+    if not levels and (likeliest := sampler.likeliest(logits, requests)) is not None:
+        return Drawn(_as_far_as_right(items, likeliest.tolist()))
     counts = [1 + item.num_drafts for item in items]
     deepest = max(counts) - 1
     held = _held(requests)
@@ -72,6 +74,18 @@ def draw(
         ]
         depth += 1
     return drawn
+
+
+def _as_far_as_right(items: Sequence[Scheduled], token_ids: Sequence[int]) -> dict[Request, tuple[int, ...]]:
+    """`token_ids`: of all rows."""
+    tokens = {}
+    first = 0
+    for item in items:
+        drawn = tuple(token_ids[first : first + 1 + item.num_drafts])
+        right = next((place for place, draft in enumerate(item.drafts) if draft != drawn[place]), item.num_drafts)
+        tokens[item.request] = drawn[: 1 + right]
+        first += len(drawn)
+    return tokens
 
 
 def _draw_one_each(

@@ -185,6 +185,10 @@ class Sampler:
         alive = None if held is None else logits[held].amax(-1) > -torch.inf
         return self._choose(logits, slots), alive
 
+    def likeliest(self, logits: torch.Tensor, keys: Sequence[Hashable]) -> torch.Tensor | None:
+        """Of each row of `logits` [rows, vocab], if for all of `keys` that is what is drawn, whatever comes before."""
+        return self._likeliest(logits) if self._state.simple.issuperset(keys) else None
+
     def sample_bursts(
         self,
         logits: torch.Tensor,
@@ -273,6 +277,8 @@ class Sampler:
     def guess(self, logits: torch.Tensor, keys: Sequence[Hashable], ahead: int) -> torch.Tensor:
         """What each of `keys` would draw from these logits [keys, vocab] for the token after `ahead` others. With the
         same random numbers as the draw that decides then, so that likely drafts are right at every temperature."""
+        if (token_ids := self.likeliest(logits, keys)) is not None:
+            return token_ids
         slots = np.array([self._state.slots[key] for key in keys], dtype=np.int64)
         return self._choose(logits, slots, ahead)
 

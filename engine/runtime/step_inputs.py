@@ -125,7 +125,7 @@ class StepInputBuilder:
         self._swa.keep(wanted)
 
     def build(self, keys: Sequence[Hashable], steps: Sequence[SequenceStep]) -> StepInputs:
-        if len(steps) == 1 and steps[0].num_tokens == 1:
+        if len(steps) == 1 and steps[0].num_tokens == 1 + steps[0].num_drafts:
             return self._single(keys[0], steps[0])
         dsa_rows = self._dsa.rows_of(keys, [step.dsa_pages for step in steps])
         swa_rows = self._swa.rows_of(keys, [step.swa_pages for step in steps])
@@ -188,19 +188,26 @@ class StepInputBuilder:
         )
 
     def _single(self, key: Hashable, step: SequenceStep) -> StepInputs:
-        """One token, for which array arithmetic would take longer than the sampling of its successor."""
+        """One token and its drafts, for which array arithmetic would take longer than the sampling of what follows."""
         dsa_row, swa_row = self._dsa.row(key, step.dsa_pages), self._swa.row(key, step.swa_pages)
-        number, place = divmod(step.start, self._page_size)
-        token_ids = self._token_ids[:1]
-        token_ids[0] = step.token_ids[0]
+        size, count = self._page_size, step.num_tokens
+        positions = range(step.start, step.start + count)
+        places = [divmod(position, size) for position in positions]
+        width = places[-1][0] + 1
+        token_ids = self._token_ids[:count]
+        token_ids[:] = step.token_ids
+        dsa_table = self._dsa.rows[dsa_row : dsa_row + 1, :width]
+        swa_table = self._swa.rows[swa_row : swa_row + 1, :width]
+        if count > 1:
+            dsa_table, swa_table = dsa_table.repeat(count, 0), swa_table.repeat(count, 0)
         return StepInputs(
             token_ids,
-            np.array([step.start]),
-            [0, 1],
-            [0, 1],
-            [step.start + 1],
-            np.array([step.dsa_pages[number] * self._page_size + place]),
-            np.array([step.swa_pages[number] * self._page_size + place]),
-            self._dsa.rows[dsa_row : dsa_row + 1, : number + 1],
-            self._swa.rows[swa_row : swa_row + 1, : number + 1],
+            np.array(positions),
+            [0, count],
+            [*range(count + 1)],
+            [position + 1 for position in positions],
+            np.array([step.dsa_pages[number] * size + place for number, place in places]),
+            np.array([step.swa_pages[number] * size + place for number, place in places]),
+            dsa_table,
+            swa_table,
         )

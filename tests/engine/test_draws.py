@@ -55,7 +55,7 @@ class Answer:
 def answers(fields: Sequence[dict[str, Any]], right: Sequence[Sequence[int]] | None) -> list[Answer]:
     """All in the same steps. `right`: the answers without drafts, from which drafts are made."""
     sampler = Sampler(VOCAB, torch.device("cpu"), seed=9)
-    made = [Answer(Sampling(max_tokens=LENGTH, logprobs=2, **one)) for one in fields]
+    made = [Answer(Sampling(max_tokens=LENGTH, **{"logprobs": 2} | one)) for one in fields]
     number = 0
     while open_ones := [one for one in made if len(one.request.tokens) < LENGTH]:
         rows, items = [], []
@@ -74,8 +74,9 @@ def answers(fields: Sequence[dict[str, Any]], right: Sequence[Sequence[int]] | N
             tokens = drawn.tokens[answer.request]
             answer.bursts.append(len(tokens))
             answer.request.tokens += tokens
-            answer.logprobs += drawn.logprobs[answer.request]
-            assert len(drawn.logprobs[answer.request]) == len(tokens)
+            logprobs = drawn.logprobs.get(answer.request, [])
+            answer.logprobs += logprobs
+            assert len(logprobs) == (0 if answer.request.sampling.logprobs is None else len(tokens))
     return made
 
 
@@ -87,6 +88,15 @@ def test_drafts_change_neither_tokens_nor_logprobs(number: int) -> None:
     for one, other in zip(plain, drafted, strict=True):
         assert other.request.tokens[:LENGTH] == one.request.tokens[:LENGTH]
         assert other.logprobs[: LENGTH - 2] == one.logprobs[: LENGTH - 2]
+        assert set(other.bursts) == {1, 2, 3, 4}
+
+
+def test_greedy_requests_of_which_nothing_is_told_are_drawn_at_once() -> None:
+    fields: list[dict[str, Any]] = [{"temperature": 0.0, "logprobs": None}] * 3
+    plain = answers(fields, None)
+    drafted = answers(fields, [one.request.tokens + [0] * 4 for one in plain])
+    for one, other in zip(plain, drafted, strict=True):
+        assert other.request.tokens[:LENGTH] == one.request.tokens[:LENGTH]
         assert set(other.bursts) == {1, 2, 3, 4}
 
 

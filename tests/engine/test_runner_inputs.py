@@ -107,3 +107,16 @@ def test_a_member_with_drafts_is_a_sequence_for_each_of_its_tokens() -> None:
     assert inputs.dsa_slots.tolist() == [30, 31, 36, 12, 44, 45, 46, 47, 48]
     assert inputs.dsa_table.tolist() == [[5, 7, 9]] * 3 + [[1, 3, -1], [11, 12, -1]]
     assert inputs.swa_table.tolist() == [[0, 2, 4]] * 3 + [[6, 8, -1], [13, 14, -1]]
+
+
+def test_the_same_with_one_member() -> None:
+    inputs = builder().build("a", [Step(6, 3, (1, 2, 3), (5, 7, 9, 8), (-1, 2, 4, 8), num_drafts=2)])
+    assert inputs.token_ids.tolist() == [1, 2, 3]
+    assert inputs.starts == [0, 3]
+    assert inputs.query_starts == [0, 1, 2, 3]
+    assert inputs.seq_lens == [7, 8, 9]
+    assert inputs.positions.tolist() == [6, 7, 8]
+    assert inputs.dsa_slots.tolist() == [30, 31, 36]
+    assert inputs.swa_slots.tolist() == [10, 11, 16]
+    assert inputs.dsa_table.tolist() == [[5, 7, 9]] * 3
+    assert inputs.swa_table.tolist() == [[-1, 2, 4]] * 3
