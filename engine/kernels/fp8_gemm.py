@@ -15,6 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.early_start import early, prefetch, wait_for_earlier
+from engine.kernels.fp8_one_row import fp8_one_row
+from engine.kernels.fp8_one_row import serves as one_row_serves
 from engine.kernels.hopper_gemm import hopper_gemm, serves
 from engine.kernels.numeric import fp8_pointer, narrow
 from engine.kernels.scaled_products import scaled_products
@@ -131,8 +133,11 @@ def fp8_gemm(
     out = x.scales.new_empty(rows, columns, dtype=dtype)
     if rows == 0:
         return out
-    if tile is None and serves(rows, width):
+    if tile is None and serves(rows):
         hopper_gemm(x, weight, out, residual)
+        return out
+    if tile is None and one_row_serves(rows, width):
+        fp8_one_row(x, weight, out, residual)
         return out
     tile = fp8_tile("fp8_gemm", rows) if tile is None else tile
     tiles = -(-rows // tile.rows) * -(-columns // tile.columns)

@@ -185,8 +185,8 @@ def mla_prefill(
     _check(q, k, rotary, v, chosen, out)
     if queries == 0:
         return out
-    if on_hopper(q, k, rotary, v, window):
-        hopper_prefill(q, k, rotary, v, scale, chosen, out)
+    if on_hopper(q, k, rotary, v) and (window is None or chosen is None):
+        hopper_prefill(q, k, rotary, v, window, scale, chosen, out)
         return out
     one = 1 << (nope.bit_length() - 1)
     two = nope - one

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine.kernels.early_start import early, let_next_begin, wait_for_earlier
 from engine.kernels.hopper_experts import hopper_experts
-from engine.kernels.hopper_gemm import fits
+from engine.kernels.hopper_experts import serves as on_hopper
 from engine.kernels.moe_rows import ITEM, Rows, sorted_rows
 from engine.kernels.numeric import dot, encode_fp8, fp8_pointer, narrow
 from engine.kernels.scaled_products import scaled_products
@@ -203,7 +203,8 @@ def moe_gemm(
     first, second = _tiles(pairs / shape.experts, shape.coded) if tiles is None else tiles
     rows = sorted_rows(ids, shape.experts, shape.shared, first.rows)
     outputs = residual.new_empty(rows.pairs, hidden)
-    if tiles is None and isinstance(x, Quantised) and isinstance(experts, Fp8Experts) and _on_hopper(first, shape):
+    many = tiles is None and first.rows == GROUP and on_hopper(shape.hidden)
+    if many and isinstance(x, Quantised) and isinstance(experts, Fp8Experts):
         hopper_experts(x, experts, rows.pairs_of(chosen), outputs)
     else:
         inner = residual.new_empty(rows.pairs, shape.inter, dtype=torch.uint8 if shape.coded else residual.dtype)
@@ -217,11 +218,6 @@ def moe_gemm(
         HIDDEN=hidden, CHOSEN=chosen, SHARED=shape.shared, BLOCK=block, num_warps=4, **early(),
     )  # fmt: skip
     return out
-
-
-def _on_hopper(tile: Tile, shape: _Weights) -> bool:
-    """Whether experts have rows enough for the tiles there, and the GPU and both widths are made for them."""
-    return tile.rows == GROUP and fits(shape.hidden) and fits(shape.inter)
 
 
 class _Weight(NamedTuple):

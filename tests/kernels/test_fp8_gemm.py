@@ -21,7 +21,9 @@ from tests.kernels.test_moe import fp8_weight
 
 
 @pytest.mark.parametrize("added", [False, True])
-@pytest.mark.parametrize(("rows", "width", "columns"), [(1, 128, 64), (19, 256, 200), (3, 384, 33)])
+@pytest.mark.parametrize(
+    ("rows", "width", "columns"), [(1, 128, 64), (19, 256, 200), (3, 384, 33), (1, 1024, 150), (1, 5120, 9)]
+)
 def test_products(device: str, rows: int, width: int, columns: int, added: bool) -> None:
     x = fp8_quant(torch.randn(rows, width, device=device))
     weight = fp8_weight(device, columns, width)

@@ -65,10 +65,10 @@ def test_products(device: str, rows: int, width: int, columns: int, added: bool)
 
 
 @pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize(("kind", "tokens"), [("spread", 150), ("all the same", 129)])
+@pytest.mark.parametrize(("kind", "tokens"), [("spread", 150), ("all the same", 129), ("all the same", 260)])
 def test_experts(device: str, kind: str, tokens: int, shared: bool) -> None:
     """Items of 128 rows, of fewer, and without any; one pair is of an expert that is elsewhere."""
-    hidden, inter, routed, chosen = 256, 256, 4, 2
+    hidden, inter, routed, chosen = 768, 384, 4, 2
     experts = Fp8Experts(
         fp8_weight(device, routed + shared, 2 * inter, hidden),
         fp8_weight(device, routed + shared, hidden, inter),
@@ -123,9 +123,24 @@ def test_prompts(device: str, queries: int, keys: int, heads: int, top: int | No
         mask = mask.to(device)
     parts = q, expanded[..., :128], latents[:, 512:], expanded[..., 128:]
     out = torch.full((queries, heads, 128), float("nan"), dtype=torch.bfloat16, device=device)
-    hopper_prefill.hopper_prefill(*parts, 0.07, mask, out)
+    hopper_prefill.hopper_prefill(*parts, None, 0.07, mask, out)
     exact = mla_prefill(*(part.double() for part in parts), None, 0.07, mask, None)
     assert_as_good(out, mla_prefill(*parts, None, 0.07, mask, None), exact)
+
+
+@pytest.mark.parametrize(("queries", "keys", "window"), [(150, 300, 77), (130, 500, 300), (40, 40, 8)])
+def test_prompts_with_a_window(device: str, queries: int, keys: int, window: int) -> None:
+    expanded = torch.full((keys + 70, 2, 320), float("nan")).bfloat16()
+    latents = torch.full((keys + 70, 576), float("nan")).bfloat16()
+    expanded[:keys].normal_()
+    latents[:keys].normal_()
+    expanded, latents = expanded.to(device)[:keys], latents.to(device)[:keys]
+    q = torch.randn(queries, 2, 256).bfloat16().to(device)
+    parts = q, expanded[..., :192], latents[:, 512:], expanded[..., 192:]
+    out = torch.full((queries, 2, 128), float("nan"), dtype=torch.bfloat16, device=device)
+    hopper_prefill.hopper_prefill(*parts, window, 0.07, None, out)
+    exact = mla_prefill(*(part.double() for part in parts), window, 0.07, None, None)
+    assert_as_good(out, mla_prefill(*parts, window, 0.07, None, None), exact)
 
 
 def test_what_prompts_have_to_be() -> None:
@@ -133,9 +148,8 @@ def test_what_prompts_have_to_be() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hopper_prefill, "INTERPRETED", False)
         patch.setattr(hopper_prefill, "target", lambda: Target("sm_90", OCP, 3, 232_448, has_wgmma=True))
-        assert hopper_prefill.serves(q, k, rotary, v, None)
-        assert not hopper_prefill.serves(q, k, rotary, v, 513)
-        assert not hopper_prefill.serves(q, k[..., :64], rotary, v, None)
-        assert not hopper_prefill.serves(q, k, rotary[:, :32], v, None)
-        assert not hopper_prefill.serves(q.float(), k, rotary, v, None)
-        assert not hopper_prefill.serves(q, k, torch.zeros(8, 68).bfloat16()[:, 4:], v, None)
+        assert hopper_prefill.serves(q, k, rotary, v)
+        assert not hopper_prefill.serves(q, k[..., :64], rotary, v)
+        assert not hopper_prefill.serves(q, k, rotary[:, :32], v)
+        assert not hopper_prefill.serves(q.float(), k, rotary, v)
+        assert not hopper_prefill.serves(q, k, torch.zeros(8, 68).bfloat16()[:, 4:], v)
