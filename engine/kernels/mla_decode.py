@@ -196,7 +196,7 @@ def _combine(
 class Attended(NamedTuple):
     """What the splits left."""
 
-    sums: Tensor  # fp32 [queries, splits, heads, rank]
+    sums: Tensor  # [queries, splits, heads, rank], fp32; of one split, which is the whole, maybe of the result's type
     weights: Tensor  # fp32 [queries, splits, heads]
 
 
@@ -223,6 +223,8 @@ def swa_mla_decode(q: Tensor, cache: LatentCache, rows: PagedRows, window: int, 
 def combine(attended: Attended, dtype: torch.dtype) -> Tensor:
     """→ [queries, heads, rank]."""
     queries, splits, heads, rank = attended.sums.shape
+    if splits == 1 and attended.sums.dtype == dtype:
+        return attended.sums.view(queries, heads, rank)
     out = attended.sums.new_empty(queries, heads, rank, dtype=dtype)
     if queries:
         block = triton.next_power_of_2(splits)

@@ -138,7 +138,7 @@ def quantised_mla_values(attended: Attended, value_up: Tensor, gates: Tensor) ->
     if value != GROUP:
         raise ValueError(f"v_head_dim must be {GROUP} for FP8 products, got {value}")
     out = value_up.new_empty(tokens, heads * value, dtype=torch.uint8)
-    coded = Quantised(out, attended.sums.new_empty(tokens, heads))
+    coded = Quantised(out, attended.weights.new_empty(tokens, heads))
     _launch(attended, value_up, gates, coded.codes, coded.scales)
     return coded
 

@@ -271,6 +271,13 @@ def _multiply(a: Any, b: _Shared, sums: _Value, use_acc: bool = True, **_: Any) 
     return _Value(product + sums.data if use_acc else product)
 
 
+def _await_message(message: _Value, theirs: _Pointer, pair: _Value, turn: Any) -> _Value:
+    while bool((((message ^ turn) & 15) != 0).data.any()):
+        assert not _program().faults, "the neighbour has failed"
+        message = _load(theirs + pair)
+    return message
+
+
 def _argument(value: Any) -> Any:
     if isinstance(value, TensorDescriptor):
         return _Descriptor(value)
@@ -327,6 +334,7 @@ _PARTS: dict[str, Any] = {
     "gl": _LANGUAGE,
     "meet": _nothing,
     "wait_for_earlier": _nothing,
+    "await_message": _await_message,
     "fence_async_shared": _nothing,
     "warpgroup_mma": _multiply,
     "warpgroup_mma_init": _same,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels import mla_decode_hopper as kernels
-from engine.kernels.mla_decode import Attended
+from engine.kernels.mla_decode import Attended, combine
 from engine.kernels.mla_rows import POSITIONS, WINDOW, Rows
 from engine.kernels.target import OCP, Target, target
 from tests.kernels import gluon_on_cpu
@@ -84,12 +84,17 @@ def test_halves_of_a_wide_latent_swap_their_scores(
 
 
 def test_more_pairs_than_run_at_a_time(device: str) -> None:
-    lens = [130] * (150 if device == "cuda" else 5)
+    """Of more blocks than marks tell apart; one split, which is the whole."""
+    window = 600
+    lens = [window + 30] * (150 if device == "cuda" else 4)
     case = Case(device, lens, heads=64, rank=1024, rope=64)
-    rows = Rows(WINDOW.value, 100, paged=case.cache.rows, window=100)
-    for _ in range(3):
+    rows = Rows(WINDOW.value, window, paged=case.cache.rows, window=window)
+    for _ in range(2):
         attended = Attended(*kernels.attend_on_hopper(case.q, case.cache.latent, rows, 1024, SCALE))
-        assert_as_good(combined(attended), *case.attended([torch.arange(30, 130)] * len(lens)))
+        assert attended.sums.shape[1] == 1
+        whole = combine(attended, torch.bfloat16)
+        assert whole.data_ptr() == attended.sums.data_ptr()
+        assert_as_good(whole, *case.attended([torch.arange(30, window + 30)] * len(lens)))
 
 
 @pytest.mark.parametrize(
