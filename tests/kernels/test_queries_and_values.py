@@ -115,6 +115,19 @@ def test_values(device: str, tokens: int, coded: bool, splits: int) -> None:
         assert_as_good(mla_values(attended, value_up, gates), plain, exact)
 
 
+@pytest.mark.parametrize("tokens", [2, 19])
+def test_values_of_one_split_that_is_rounded_already(device: str, tokens: int) -> None:
+    sums = torch.randn(tokens, 1, 2, 64, device=device).to(BF16)
+    weights = torch.randn(tokens, 1, 2, device=device)
+    value_up = torch.randn(2, 64, 128, device=device).to(BF16)
+    gates = torch.randn(tokens, 2, device=device).to(BF16)
+    ours, same = (quantised_mla_values(Attended(x, weights), value_up, gates) for x in (sums, sums.float()))
+    assert ours.scales.dtype == torch.float32
+    assert torch.equal(ours.codes, same.codes)
+    assert torch.equal(ours.scales, same.scales)
+    assert torch.equal(*(mla_values(Attended(x, weights), value_up, gates) for x in (sums, sums.float())))
+
+
 @pytest.mark.parametrize("dtype", [BF16, torch.float32])
 def test_small_operations(device: str, dtype: torch.dtype) -> None:
     x = torch.randn(3, 2 * 1030, device=device).to(dtype)
