@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.target_info import cuda_capability_geq
 
 from engine.kernels.target import FNUZ, OCP, SOFT
 
@@ -29,6 +30,17 @@ def dot(a, b, acc):
         return tl.dot(a, b, acc, input_precision="ieee")
     else:
         return tl.dot(a, b, acc)
+
+
+@triton.jit
+def fast_log2(x):
+    """Of a positive fp32 number that is no subnormal, to 2^-22 of itself, or absolutely between 1/2 and 2."""
+    if not INTERPRETED:
+        if cuda_capability_geq(8, 0):
+            return tl.inline_asm_elementwise(
+                "lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1
+            )
+    return tl.log2(x)
 
 
 @triton.jit

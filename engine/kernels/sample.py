@@ -17,11 +17,12 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.early_start import early, wait_for_earlier
-from engine.kernels.numeric import NEVER
+from engine.kernels.numeric import NEVER, fast_log2
 
-_STRETCH = 4096  # tokens of a program
+_STRETCH = 2048  # tokens of a program
 
 GOLDEN = tl.constexpr(0x9E3779B9)
+LN_2 = tl.constexpr(0.6931471805599453)
 NO_TOKEN = tl.constexpr(0x7FFFFFFF)
 
 
@@ -30,6 +31,23 @@ def _mixed(bits):
     bits = (bits ^ (bits >> 16)) * 0x85EBCA6B
     bits = (bits ^ (bits >> 13)) * 0xC2B2AE35
     return bits ^ (bits >> 16)
+
+
+@triton.jit
+def _uniform(bits):
+    """23 bits and a half: never 0, never 1, and exact in float32. The bits are the fraction of a number from 1 on."""
+    return ((bits >> 9) | 0x3F800000).to(tl.float32, bitcast=True) - 0.999999940395355224609375
+
+
+@triton.jit
+def _gumbel(uniform):
+    """−log(−log u) to about 1e-6. Next to 1, where the largest come from, log u is the series of log(1 − rest)."""
+    rest = 1.0 - uniform
+    series = 0.16666667 + rest * 0.14285715
+    series = 0.33333334 + rest * (0.25 + rest * (0.2 + rest * series))
+    series = rest * (1.0 + rest * (0.5 + rest * series))
+    exponential = tl.where(rest < 0.125, series, fast_log2(uniform) * -LN_2)
+    return fast_log2(exponential) * -LN_2
 
 
 @triton.jit
@@ -47,9 +65,7 @@ def _best_of_stretch(
             key = tl.load(draws + row * 3).to(tl.uint32, bitcast=True)
             other_key = tl.load(draws + row * 3 + 1).to(tl.uint32, bitcast=True)
             bits = _mixed(_mixed(token.to(tl.uint32) * GOLDEN ^ key) ^ other_key)
-            # 23 bits and a half: never 0, never 1, and exact in float32.
-            uniform = ((bits >> 9).to(tl.int32).to(tl.float32) + 0.5) * 1.1920928955078125e-07
-            score = tl.div_rn(score, tl.broadcast_to(temperature, (STRETCH,))) - tl.log(-tl.log(uniform))
+            score = score * tl.div_rn(1.0, temperature) + _gumbel(_uniform(bits))
     score = tl.where(score == score, score, NEVER)  # NaN
     best = tl.max(score, 0)
     at = row * tl.num_programs(1) + stretch
@@ -105,7 +121,7 @@ def sample(logits: Tensor, draws: Tensor | None, drawn: Tensor | None = None, fi
     tokens = torch.empty(rows, stretches, dtype=torch.int32, device=logits.device)
     chosen = torch.empty(rows, dtype=torch.int64, device=logits.device) if drawn is None else drawn
     _best_of_stretch[(rows, stretches)](
-        logits, draws, scores, tokens, logits.stride(0), vocab, _STRETCH, draws is not None, num_warps=8, **early()
+        logits, draws, scores, tokens, logits.stride(0), vocab, _STRETCH, draws is not None, num_warps=4, **early()
     )
     block = triton.next_power_of_2(stretches)
     _best_of_row[(rows,)](
