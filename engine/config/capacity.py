@@ -188,7 +188,7 @@ def plan_capacity(model: ModelConfig, engine: EngineConfig, free_bytes: int) -> 
 
 
 def recommended_drafts(model: ModelConfig, engine: EngineConfig) -> int:
-    """How many drafts sped a lone stream up, as measured (PERF.md, which also tells what many streams lose); else 0."""
+    """How many drafts sped a lone stream up and slowed no load down, as measured (PERF.md); else 0."""
     measured = engine.device == "cpu" and engine.cache_dtype == "float32" and engine.tensor_parallel_size == 1
     return MAX_SPECULATIVE_TOKENS if measured and model.num_mtp_layers else 0
 
