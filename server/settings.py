@@ -70,8 +70,10 @@ class Settings:
     tensor_parallel_size: int = _option(1, whole(1, 64), "GPUs that share every layer")
     enable_expert_parallel: bool = _option(False, boolean, "experts are spread over the GPUs")
     attention_data_parallel: bool = _option(False, boolean, "every GPU attends for, and caches, its own sequences")
-    speculative_tokens: int = _option(
-        0, whole(0, MAX_SPECULATIVE_TOKENS), "drafted at most for each step of a sequence"
+    speculative_tokens: int | None = _option(
+        None,
+        whole(0, MAX_SPECULATIVE_TOKENS),
+        "drafted at most for each step of a sequence; default: what dots3 plan recommends",
     )
     seed: int | None = _option(None, whole(0, 2**63 - 1), "of requests that bring none")
 

@@ -14,10 +14,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from engine.config.capacity import recommended_drafts
 from engine.config.engine import EngineConfig
 from engine.config.log_format import set_up_logging
+from engine.config.model import ModelConfig
 from engine.config.worker_flags import add_shared_flags
 from engine.runtime.drain import Drain
 from engine.runtime.mailroom import Mailroom, Stopping
@@ -100,6 +103,8 @@ def build_engine(flags: argparse.Namespace) -> Built:
         seed=flags.seed,
         speculative_tokens=flags.speculative_tokens,
     )
+    if flags.speculative_tokens is None:
+        engine = replace(engine, speculative_tokens=recommended_drafts(ModelConfig.from_folder(flags.model), engine))
     worker_id = flags.worker_id or f"worker-{os.getpid()}"
     if ranks == 1:
         return build(flags.model, engine, worker_id)
@@ -135,7 +140,12 @@ def parser() -> argparse.ArgumentParser:
     add("--tensor-parallel-size", type=int, default=1, metavar="N", help="ranks that share every layer, a GPU each")
     add("--enable-expert-parallel", action="store_true", help="each rank holds whole experts")
     add("--attention-data-parallel", action="store_true", help="each rank attends for sequences of its own")
-    add("--speculative-tokens", type=int, metavar="N", help="drafted at most for each step of a sequence, up to 3")
+    add(
+        "--speculative-tokens",
+        type=int,
+        metavar="N",
+        help="drafted at most for each step of a sequence, up to 3; default: as many as pay there",
+    )
     return made
 
 

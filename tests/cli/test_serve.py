@@ -26,9 +26,7 @@ def test_every_setting_is_an_option() -> None:
     assert "--no-enable-prefix-caching" in text
 
 
-@pytest.mark.parametrize(
-    "told", ["as if one [1]", "layer [1]", "sequence [0]", "alike [on]", "graphs [off]", "listen on [127.0.0.1]"]
-)
+@pytest.mark.parametrize("told", ["as if one [1]", "layer [1]", "alike [on]", "graphs [off]", "listen on [127.0.0.1]"])
 def test_defaults_are_told_as_they_would_be_given(told: str) -> None:
     assert told in " ".join(run("--help")[1].split())
 

@@ -20,6 +20,7 @@ WAIT_S = 60.0
 SHARED = ("--tensor-parallel-size", "2", "--enable-expert-parallel")
 SPREAD = (*SHARED, "--attention-data-parallel")
 DRAFTS = ("--speculative-tokens", "2")
+PLAIN = ("--speculative-tokens", "0")
 PICTURE_PAD, PICTURE_SIDE, PICTURE_TOKENS = 3054, 56, 4
 
 
@@ -106,7 +107,7 @@ def logprobs(answer: Sequence[Tokens]) -> list[float]:
 
 def test_two_ranks_answer_as_one_process_does_and_end_together(tmp_path: Path) -> None:
     found = {}
-    for name, flags in {"one": (), "two": SHARED, "spread": (*SPREAD, *DRAFTS)}.items():
+    for name, flags in {"one": PLAIN, "two": SHARED, "spread": (*SPREAD, *DRAFTS)}.items():
         with worker(tmp_path / name, *flags) as process:
             found[name] = asyncio.run(answers(tmp_path / name))
             others = ranks_of(process)
@@ -135,7 +136,7 @@ def test_ranks_with_drafts_answer_as_one_process_without(tmp_path: Path) -> None
         return {name: [token for one in tokens for token in one.token_ids] for name, tokens in got.items()}, beat
 
     found, beats = {}, {}
-    for name, flags in {"one": (), "two": (*SHARED, *DRAFTS)}.items():
+    for name, flags in {"one": PLAIN, "two": (*SHARED, *DRAFTS)}.items():
         with worker(tmp_path / name, *flags) as process:
             found[name], beats[name] = asyncio.run(answered(tmp_path / name))
             process.terminate()

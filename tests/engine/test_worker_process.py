@@ -111,8 +111,9 @@ def test_a_life_of_requests(tmp_path: Path) -> None:
             gateway.send(Stop("b", 0, 3), Abort("long"), Abort("long"))
             await gateway.until_over("b", "long")
             tokens = [one for one in gateway.got["a"] if isinstance(one, Tokens)]
-            assert sorted(one.index for one in tokens) == [0] * 5 + [1] * 5
-            assert all(one.logprobs is not None and len(one.logprobs[0].top_ids) == 2 for one in tokens)
+            assert sorted(one.index for one in tokens for _ in one.token_ids) == [0] * 5 + [1] * 5
+            entries = [entry for one in tokens for entry in one.logprobs or ()]
+            assert [len(entry.top_ids) for entry in entries] == [2] * 10
             ends = {name: gateway.end_of(name) for name in ("a", "b", "c", "long")}
             assert {name: getattr(end, "aborted", None) for name, end in ends.items()} == {
                 "a": False,
@@ -126,7 +127,7 @@ def test_a_life_of_requests(tmp_path: Path) -> None:
                 await leaver.until_running("l0")
             gateway.last_beat = None
             beat = await asyncio.wait_for(gateway.until_idle(), WAIT_S)
-            assert beat.cache_usage == {"dsa": 0.0, "swa": 0.0}
+            assert beat.cache_usage == {"dsa": 0.0, "swa": 0.0, "mtp": 0.0}  # on a CPU there are drafts by default
 
     asyncio.run(talk())
 

@@ -48,7 +48,7 @@ class _FaultyRunner:
             request = item.request
             num_new = len(request.tokens) - request.num_prompt
             wanted = _WAIT_TOKENS if LATER in request.tokens[:2] else 0
-            if num_new == wanted:
+            if num_new >= wanted:  # drafts may pass over it
                 _go_wrong(request.tokens[0])
         return self._runner.run(batch)
 

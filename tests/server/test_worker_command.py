@@ -24,7 +24,6 @@ def test_settings_become_flags() -> None:
         "--kv-cache-dtype": "auto",
         "--max-model-len": "100",
         "--gpu-memory-utilization": "0.9",
-        "--speculative-tokens": "0",
         "--seed": "0",
         "--log-level": "info",
         "--log-format": "text",
@@ -44,6 +43,12 @@ def test_ranks_are_asked_for_where_there_are_several() -> None:
 def test_fp8_cache_rows_are_asked_of_the_worker() -> None:
     command = worker_command(Settings(kv_cache_dtype="fp8"), "w", Path("/w"))
     assert command[command.index("--kv-cache-dtype") + 1] == "fp8"
+
+
+def test_how_many_drafts_there_are_is_the_workers_choice_unless_it_is_said() -> None:
+    assert "--speculative-tokens" not in worker_command(Settings(), "w", Path("/w"))
+    command = worker_command(Settings(speculative_tokens=0), "w", Path("/w"))
+    assert command[command.index("--speculative-tokens") + 1] == "0"
 
 
 def test_another_python_may_run_it() -> None:
