@@ -27,6 +27,7 @@ _USUAL = re.compile(f'({"|".join(_FIXED)})|<(invoke|parameter) name="([^"]{{1,10
 _BEGINNINGS = {kind: tag for tag, kind in _FIXED.items()} | {"invoke": INVOKE, "parameter": PARAMETER}
 _ALL = (*_FIXED, INVOKE, PARAMETER)
 _LONGEST = max(map(len, _ALL))
+_FIRST = {tag[0] for tag in _ALL}
 
 _LONGEST_OPENING = 4096  # behind its word; no more than that is held back, or looked at again
 
@@ -160,6 +161,8 @@ def counts(text: str, behind: int, kind: str, end: End | None) -> bool | Partial
     at = behind_space(text, behind)
     if at == len(text):
         return end is not None or Partial(VISIBLE)
+    if text[at] not in _FIRST:
+        return False
     tag = read_tag(text, at)
     if isinstance(tag, Partial) and may_become(text, at, _FOLLOWERS[kind]):
         return end == "cut" if end is not None else tag

@@ -79,22 +79,29 @@ class ValueReader:
             if text[at] == "\n":
                 self._first_line = True
                 at += 1
+        told = at
         while (match := _CANDIDATE.search(text, at)) is not None:
-            self._tell(text[at : match.start()])
-            at = match.start()
+            begin, tag = match.span()[0], match.group()
+            # Most closers are text amid text; only what stands before them could make them part of an example.
+            if tag == PARAMETER or self._has_examples(text, at, begin):
+                self._tell(text[told:begin])
+                told = begin
             verdict = self._judge(text, match, end)
-            if isinstance(verdict, Partial):
-                return Reading(len(text) if end else at, wake=verdict.wake)
             if verdict:
-                return Reading(at, closed=True, by_run=bool(self._examples))
-            tag = match.group()
+                self._tell(text[told:begin])
+                if isinstance(verdict, Partial):
+                    return Reading(len(text) if end else begin, wake=verdict.wake)
+                return Reading(begin, closed=True, by_run=bool(self._examples))
             if tag != PARAMETER:
                 self._close_example(tag)
-            self._tell(tag)
             at = match.end()
-        free = len(text) if end == "stop" else self._free(text, at)
-        self._tell(text[at:free])
+        free = len(text) if end == "stop" else self._free(text, told, at)
+        self._tell(text[told:free])
         return Reading(len(text) if end else free)
+
+    def _has_examples(self, text: str, at: int, end: int) -> bool:
+        """Whether any is open, or may be when this part of the text is told, too."""
+        return bool(self._examples or self._line) or any(text.find(tag, at, end) >= 0 for tag in (INVOKE, OPEN_CALL))
 
     def _judge(self, text: str, match: re.Match[str], end: End | None) -> bool | Partial:
         tag = match.group()
@@ -117,8 +124,8 @@ class ValueReader:
             return False if end == "stop" else tag
         return tag is not None and self._may_open(tag.name)
 
-    def _free(self, text: str, at: int) -> int:
-        """The place from which on the text may be the beginning of a tag that matters here."""
+    def _free(self, text: str, told: int, at: int) -> int:
+        """The place, not before `at`, from which on the text may be the beginning of a tag that matters here."""
         length = len(text)
         if length == at:
             return at
@@ -131,7 +138,7 @@ class ValueReader:
         if any(tag.startswith(rest) for tag in _CLOSERS):
             return begin - 1 if begin > at and text[begin - 1] == _MARK else begin
         if PARAMETER.startswith(rest) and not self._examples:
-            begins_line = text[begin - 1] == "\n" if begin > at else self._newline or self._first_line
+            begins_line = text[begin - 1] == "\n" if begin > told else self._newline or self._first_line
             return begin if begins_line else length
         return length
 
