@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import os
 import socket
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 import msgspec
 
 from multimodal.file_limits import FileLimits
-from multimodal.film_file import FilmIndex
+from multimodal.film_file import FilmIndex, PacketTimes
 from multimodal.image import ImageLimits, Size, SizeOverrides
 from multimodal.video import VideoFacts
 
 _LENGTH_BYTES = 8
+_KEPT_FRAME = 14  # what scaling and the JPEG of a frame take, in frames that are decoded and dropped
 
 
 Buffer = bytes | bytearray | memoryview
@@ -49,6 +49,23 @@ class ProbeFilm(_Tagged, frozen=True):
     decode_sound: bool
     count_frames: bool = False
 
+    def parts(self, most: int) -> tuple[IndexFilm, ReadTrack] | None:
+        """The same as two jobs; None where one is as good."""
+        if most < 2 or not self.decode_sound:
+            return None
+        return IndexFilm(self.file_limits, self.count_frames), ReadTrack(self.file_limits)
+
+
+class IndexFilm(_Tagged, frozen=True):
+    file_limits: FileLimits
+    count_frames: bool
+
+
+class ReadTrack(_Tagged, frozen=True):
+    """A film's sound."""
+
+    file_limits: FileLimits
+
 
 class ReadFrames(_Tagged, frozen=True):
     index: FilmIndex
@@ -57,19 +74,28 @@ class ReadFrames(_Tagged, frozen=True):
     resized: Size
 
     def parts(self, most: int) -> list[ReadFrames]:
-        """The same frames as up to `most` jobs of about one size, of which none decodes what another does: each begins
-        with the first frame that is wanted behind a key frame."""
+        """The same frames as up to `most` jobs that take about as long, of which none decodes what another does: the
+        frames that are wanted behind one key frame are one's."""
         packets = self.index.packets
         if packets is None or most < 2:
             return [self]
-        stretches = [bisect_right(packets.key_frames, packets.frames[number]) for number in self.numbers]
-        places = [place for place in range(1, len(stretches)) if stretches[place] != stretches[place - 1]]
-        if not places:
-            return [self]
-        each = len(stretches) / most
-        cuts = {min(places, key=lambda place: abs(place - part * each)) for part in range(1, most)}
-        bounds = pairwise([0, *sorted(cuts), len(stretches)])
-        return [msgspec.structs.replace(self, numbers=self.numbers[begin:end]) for begin, end in bounds]
+        stretches: dict[int, list[int]] = {}
+        for number in self.numbers:
+            stretches.setdefault(bisect_right(packets.key_frames, packets.frames[number]), []).append(number)
+        costs = {stretch: _cost(packets, stretch, numbers) for stretch, numbers in stretches.items()}
+        parts: list[list[int]] = [[] for _ in range(min(most, len(stretches)))]
+        loads = [0] * len(parts)
+        for stretch in sorted(stretches, key=costs.__getitem__, reverse=True):
+            least = loads.index(min(loads))
+            loads[least] += costs[stretch]
+            parts[least] += stretches[stretch]
+        return [msgspec.structs.replace(self, numbers=sorted(numbers)) for numbers in parts]
+
+
+def _cost(packets: PacketTimes, stretch: int, numbers: Sequence[int]) -> int:
+    """Of the frames that are wanted behind a key frame, in frames that are decoded."""
+    begin = bisect_left(packets.frames, packets.key_frames[stretch - 1]) if stretch else 0
+    return numbers[-1] - begin + _KEPT_FRAME * len(numbers)
 
 
 # ---- answered
@@ -92,6 +118,18 @@ class Film(_Tagged, frozen=True):
     index: FilmIndex
 
 
+class Index(_Tagged, frozen=True):
+    index: FilmIndex
+    content_sha1: str
+
+
+class Track(_Tagged, frozen=True):
+    """Beside, if it can be decoded: float32 samples."""
+
+    present: bool
+    start_s: float | None  # on the container's clock; None: it could not be decoded
+
+
 class Frames(_Tagged, frozen=True):
     """Beside: uint8 [frames, height, width, 3]."""
 
@@ -106,8 +144,8 @@ class Refused(_Tagged, frozen=True):
     message: str
 
 
-Job = DecodePicture | DecodeSound | ProbeFilm | ReadFrames
-Reply = Picture | Sound | Film | Frames | FramesMissing | Refused
+Job = DecodePicture | DecodeSound | ProbeFilm | IndexFilm | ReadTrack | ReadFrames
+Reply = Picture | Sound | Film | Index | Track | Frames | FramesMissing | Refused
 
 _encoder = msgspec.msgpack.Encoder()
 job_decoder: msgspec.msgpack.Decoder[Job] = msgspec.msgpack.Decoder(Job)

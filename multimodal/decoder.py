@@ -24,19 +24,23 @@ from multimodal.decode_jobs import (
     Film,
     Frames,
     FramesMissing,
+    Index,
+    IndexFilm,
     Job,
     Picture,
     ProbeFilm,
+    ReadTrack,
     Refused,
     Reply,
     Sound,
+    Track,
     beside,
     job_decoder,
     receive,
     send,
 )
-from multimodal.film import film_pictures, probe_film
-from multimodal.film_file import FrameMissingError
+from multimodal.film import content_sha1, film_pictures, film_sound, probe_film
+from multimodal.film_file import FrameMissingError, index_film
 from multimodal.image import num_image_tokens, plan_size, resize_picture, upright_picture
 from multimodal.priority import step_back
 from multimodal.sound_file import read_sound
@@ -104,6 +108,11 @@ def _work(job: Job, data: bytes) -> _Done:
         case ProbeFilm():
             film = probe_film(data, job.decode_sound, job.count_frames, job.file_limits)
             return _Done(Film(film.facts, film.index), () if film.wave is None else (film.wave.data,))
+        case IndexFilm():
+            return _Done(Index(index_film(data, job.count_frames, job.file_limits), content_sha1(data)))
+        case ReadTrack():
+            sound = film_sound(data, True, job.file_limits)
+            return _Done(Track(sound.present, sound.start_s), () if sound.wave is None else (sound.wave.data,))
         case _:
             frames = film_pictures(data, job.index, job.numbers, job.target, job.resized)
             return _Done(Frames(), [np.ascontiguousarray(frame).data for frame in frames])

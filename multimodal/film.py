@@ -41,7 +41,7 @@ class PreparedFilm:
     sounds: list[NDArray[np.float32]]  # one for each of the plan's audio segments
 
 
-class _Sound(NamedTuple):
+class FilmSound(NamedTuple):
     present: bool
     start_s: float | None = None  # on the container's clock
     wave: NDArray[np.float32] | None = None  # None where it is not wanted or cannot be decoded
@@ -71,7 +71,11 @@ def probe_film(
 ) -> ProbedFilm:
     """ValueError where the file is no film. With `count_frames` every frame is decoded, for files whose packets lie."""
     index = index_film(data, count_frames, limits)
-    sound = _read_sound(data, decode_sound, limits)
+    return probed_film(index, film_sound(data, decode_sound, limits), content_sha1(data), limits)
+
+
+def probed_film(index: FilmIndex, sound: FilmSound, content_sha1: str, limits: FileLimits) -> ProbedFilm:
+    """Of what was read of one file; ValueError where both together are longer than the limits allow."""
     zero_s = _zero_s(index, sound)
     wave = None
     if sound.wave is not None and sound.start_s is not None:
@@ -86,9 +90,13 @@ def probe_film(
         frame_times_s=[time_s - zero_s for time_s in index.frame_times_s],
         has_audio=sound.present,
         audio_samples=0 if wave is None else wave.size,
-        content_sha1=hashlib.sha1(data).hexdigest(),
+        content_sha1=content_sha1,
     )
     return ProbedFilm(facts, index, wave)
+
+
+def content_sha1(data: bytes) -> str:
+    return hashlib.sha1(data).hexdigest()
 
 
 def plan_film(
@@ -116,23 +124,24 @@ def film_sounds(wave: NDArray[np.float32] | None, plan: VideoPlan) -> list[NDArr
     return [] if wave is None else [wave[segment.start : segment.end] for segment in plan.audio_segments]
 
 
-def _read_sound(data: bytes, decode: bool, limits: FileLimits) -> _Sound:
+def film_sound(data: bytes, decode: bool, limits: FileLimits) -> FilmSound:
+    """Without `decode` only whether there is any, and when it begins."""
     try:
         with opened(data, "film's sound") as container:
             stream = sound_stream(container, limits)
             if stream is None:
-                return _Sound(present=False)
+                return FilmSound(present=False)
             if decode:
                 track = read_track(container, stream, limits)
-                return _Sound(True, track.start_s, pcm16_round_trip(track.wave))
+                return FilmSound(True, track.start_s, pcm16_round_trip(track.wave))
             if stream.start_time is None or stream.time_base is None:
-                return _Sound(present=True)
-            return _Sound(True, float(stream.start_time * stream.time_base))
+                return FilmSound(present=True)
+            return FilmSound(True, float(stream.start_time * stream.time_base))
     except ValueError:
-        return _Sound(present=True)  # the pictures may still be good; if they are not, they say so
+        return FilmSound(present=True)  # the pictures may still be good; if they are not, they say so
 
 
-def _zero_s(index: FilmIndex, sound: _Sound) -> float:
+def _zero_s(index: FilmIndex, sound: FilmSound) -> float:
     """Where the film begins: with its first frame, or with sound that is clearly earlier."""
     first_frame_s = index.frame_times_s[0]
     if sound.start_s is not None and sound.start_s < first_frame_s - _TOGETHER_S:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 from prometheus_client import CollectorRegistry
 
 from engine.config.log_format import form_in_use
@@ -26,17 +27,23 @@ from multimodal.decode_jobs import (
     Buffer,
     DecodePicture,
     DecodeSound,
+    Film,
     Frames,
+    Index,
+    IndexFilm,
     Job,
     ProbeFilm,
     ReadFrames,
+    ReadTrack,
     Refused,
     Reply,
+    Track,
     beside,
     receive,
     reply_decoder,
     send,
 )
+from multimodal.film import FilmSound, probed_film
 from server.media.pool_figures import JobKind, JobResult, PoolFigures
 from server.media.together import all_of
 
@@ -106,10 +113,13 @@ class DecodePool:
 
     async def run(self, job: Job, data: Buffer) -> Decoded:
         """DecodeError where the file is to blame."""
-        if isinstance(job, ReadFrames):
-            parts = job.parts(self._limits.num_processes - len(self._busy))
-            if len(parts) > 1:  # else a film would be read on one core while others idle
-                return _joined(await all_of([self._take_turn(part, data) for part in parts]))
+        # Else a film would be read on one core while others idle.
+        free = self._limits.num_processes - len(self._busy)
+        if isinstance(job, ProbeFilm) and (halves := job.parts(free)):
+            read = await all_of([self._take_turn(half, data) for half in halves])
+            return await asyncio.to_thread(_probed, job, *read)
+        if isinstance(job, ReadFrames) and len(parts := job.parts(free)) > 1:
+            return _joined(parts, await all_of([self._take_turn(part, data) for part in parts]))
         return await self._take_turn(job, data)
 
     async def _take_turn(self, job: Job, data: Buffer) -> Decoded:
@@ -160,21 +170,37 @@ class DecodePool:
         self._threads.shutdown()
 
 
-def _joined(parts: Sequence[Decoded]) -> Decoded:
-    """Of a film's frames; where one part lacks some, all do."""
-    for part in parts:
-        if not isinstance(part.reply, Frames):
-            return part
-    return Decoded(Frames(), b"".join(part.data for part in parts))
+def _probed(job: ProbeFilm, index: Decoded, track: Decoded) -> Decoded:
+    assert isinstance(index.reply, Index)
+    assert isinstance(track.reply, Track)
+    wave = None if track.reply.start_s is None else np.frombuffer(track.data, dtype=np.float32)
+    sound = FilmSound(track.reply.present, track.reply.start_s, wave)
+    try:
+        film = probed_film(index.reply.index, sound, index.reply.content_sha1, job.file_limits)
+    except ValueError as error:
+        raise DecodeError(str(error)) from error
+    return Decoded(Film(film.facts, film.index), b"" if film.wave is None else film.wave.tobytes())
+
+
+def _joined(parts: Sequence[ReadFrames], answers: Sequence[Decoded]) -> Decoded:
+    """A film's frames in the order of their numbers; where one part lacks some, all do."""
+    frames: dict[int, memoryview] = {}
+    for part, answer in zip(parts, answers, strict=True):
+        if not isinstance(answer.reply, Frames):
+            return answer
+        size = len(answer.data) // len(part.numbers)
+        for place, number in enumerate(part.numbers):
+            frames[number] = memoryview(answer.data)[place * size : (place + 1) * size]
+    return Decoded(Frames(), b"".join(frames[number] for number in sorted(frames)))
 
 
 def _kind(job: Job) -> JobKind:
     match job:
         case DecodePicture():
             return "picture"
-        case DecodeSound():
+        case DecodeSound() | ReadTrack():
             return "sound"
-        case ProbeFilm():
+        case ProbeFilm() | IndexFilm():
             return "film"
         case _:
             return "frames"

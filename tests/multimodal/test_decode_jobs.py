@@ -1,4 +1,4 @@
-"""A film's frames as several jobs: all of them once, in order, and no stretch between key frames in two jobs."""
+"""A film's frames as several jobs: all of them once, and no stretch between key frames in two jobs."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def reading(numbers: list[int], key_frames: list[int] | None, num_frames: int = 
 @pytest.mark.parametrize(
     ("numbers", "key_frames", "most", "parts"),
     [
-        ([0, 20, 40, 60, 80, 99], [0, 50], 2, [[0, 20, 40], [60, 80, 99]]),
-        ([0, 20, 40, 60, 80, 99], [0, 25, 75], 2, [[0, 20], [40, 60, 80, 99]]),  # the earlier of two that are as near
-        ([0, 20, 40, 60, 80, 99], [0, 30, 50, 70], 3, [[0, 20], [40, 60], [80, 99]]),
+        ([0, 20, 40, 60, 80, 99], [0, 50], 2, [[60, 80, 99], [0, 20, 40]]),  # the longest first
+        ([0, 20, 40, 60, 80, 99], [0, 25, 75], 2, [[40, 60], [0, 20, 80, 99]]),  # beginning and end, which are as long
+        ([0, 20, 40, 60, 80, 99], [0, 30, 50, 70], 3, [[80, 99], [0, 20], [40, 60]]),
         ([0, 20, 40, 60, 80, 99], [0, 90], 4, [[0, 20, 40, 60, 80], [99]]),  # one place to cut for all
         ([10, 20], [0, 10], 2, [[10, 20]]),  # both behind the same key frame
         ([0, 99], [0], 2, [[0, 99]]),
-        ([5, 99], [50], 2, [[5], [99]]),  # the first comes before any key frame
+        ([5, 99], [50], 2, [[99], [5]]),  # the first comes before any key frame
         ([0, 99], [0, 50], 1, [[0, 99]]),
         ([0, 99], [0, 50], 0, [[0, 99]]),
         ([0, 99], None, 2, [[0, 99]]),  # found by counting, from the beginning

@@ -1,6 +1,7 @@
 """Decoding processes: what they return, how they are held to their limits, and that one that is lost is replaced."""
 
 import asyncio
+import dataclasses
 import io
 import os
 import signal
@@ -107,6 +108,22 @@ def test_a_film_is_read_by_all_processes_that_are_free() -> None:
         assert (await pool.run(ReadFrames(false, [0, 199], *sizes), data)).reply == FramesMissing()
 
     in_pool(work, PoolLimits(3))
+
+
+@pytest.mark.parametrize("name", ["cfr_tone.mp4", "audio_late.mp4", "no_audio.mp4"])
+def test_a_film_and_its_sound_are_probed_side_by_side(name: str) -> None:
+    data = (goldens.FOLDER / "files" / name).read_bytes()
+    here = probe_film(data, decode_sound=True)
+
+    async def work(pool: DecodePool) -> None:
+        film = await pool.run(ProbeFilm(FILES, decode_sound=True), data)
+        assert len(pool.process_ids) == 2
+        assert film.reply == Film(here.facts, here.index)
+        assert film.data == (b"" if here.wave is None else here.wave.tobytes())
+        too_short = dataclasses.replace(FILES, duration_s=0.1)
+        assert "seconds" in await refusal(pool.run(ProbeFilm(too_short, decode_sound=True), data))
+
+    in_pool(work, PoolLimits(2))
 
 
 def test_what_cannot_be_decoded_is_refused_and_costs_no_process() -> None:
