@@ -52,6 +52,11 @@ class Partial(NamedTuple):
     wake: re.Pattern[str] | None
 
 
+def beginnings(*tags: str) -> frozenset[str]:
+    """Of which more text can make one of these tags; the empty one included."""
+    return frozenset(tag[:length] for tag in tags for length in range(len(tag)))
+
+
 def behind_space(text: str, at: int) -> int:
     match = _SPACE.match(text, at)
     assert match is not None

@@ -22,6 +22,7 @@ from parsers.tool_tags import (
     VISIBLE,
     End,
     Partial,
+    beginnings,
     behind_space,
     counts,
     read_tag,
@@ -33,6 +34,9 @@ _CANDIDATE = re.compile(
 )  # that may close the value, or an example inside it
 _KINDS = {CLOSE_PARAMETER: "close_parameter", CLOSE_INVOKE: "close_invoke", CLOSE_BLOCK: "close_block"}
 _CLOSERS = (CLOSE_PARAMETER, CLOSE_INVOKE, CLOSE_CALL)
+_CLOSERS_BEGUN = beginnings(*_CLOSERS)
+_EXAMPLE_OPENERS = (INVOKE, OPEN_CALL, OPEN_BLOCK)
+_EXAMPLES_BEGUN = beginnings(*_EXAMPLE_OPENERS)
 _LONGEST = max(map(len, (*_CLOSERS, PARAMETER)))
 _CLOSER = re.compile(f"{CLOSE_INVOKE}|{_MARK}?{CLOSE_CALL}")
 _MOST_CLOSERS = 16  # in a run up to the end of the text
@@ -101,7 +105,9 @@ class ValueReader:
 
     def _has_examples(self, text: str, at: int, end: int) -> bool:
         """Whether any is open, or may be when this part of the text is told, too."""
-        return bool(self._examples or self._line) or any(text.find(tag, at, end) >= 0 for tag in (INVOKE, OPEN_CALL))
+        if self._examples or self._line:
+            return True
+        return text.find(INVOKE, at, end) >= 0 or text.find(OPEN_CALL, at, end) >= 0
 
     def _judge(self, text: str, match: re.Match[str], end: End | None) -> bool | Partial:
         tag = match.group()
@@ -135,7 +141,7 @@ class ValueReader:
         if begin < 0:
             return length
         rest = text[begin:]
-        if any(tag.startswith(rest) for tag in _CLOSERS):
+        if rest in _CLOSERS_BEGUN:
             return begin - 1 if begin > at and text[begin - 1] == _MARK else begin
         if PARAMETER.startswith(rest) and not self._examples:
             begins_line = text[begin - 1] == "\n" if begin > told else self._newline or self._first_line
@@ -168,7 +174,7 @@ class ValueReader:
         if self._line is not None:
             line = self._line + text[cut:]
             begun = line.lstrip(" \t")
-            may_be_tag = any(begun[: len(tag)] == tag[: len(begun)] for tag in (INVOKE, OPEN_CALL, OPEN_BLOCK))
+            may_be_tag = begun in _EXAMPLES_BEGUN or begun.startswith(_EXAMPLE_OPENERS)
             self._line = line if may_be_tag and len(line) <= _LONGEST_LINE else None
 
     def _open_example(self, line: str) -> None:
