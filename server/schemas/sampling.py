@@ -92,8 +92,9 @@ class GenerationFields(BaseModel):
         """JSON keys are strings."""
         if not isinstance(value, dict):
             return value
-        if not all(key.isascii() and key.isdecimal() and len(key) < 12 for key in value):
-            raise fault("must have token ids in decimal digits as its keys")
+        for key in value:
+            if not (key.isascii() and key.isdecimal() and len(key) < 12):
+                raise fault(f"must have token ids in decimal digits as its keys, got {shown(key)}")
         return {int(key): bias for key, bias in value.items()}
 
     @field_validator("truncate_prompt_tokens")

@@ -278,6 +278,15 @@ def test_a_chat_request_is_taken(fields: dict[str, Any]) -> None:
     assert chat(**fields).model == "m"
 
 
+@pytest.mark.parametrize(
+    ("key", "shown"), [("a", '"a"'), ("²", '"²"'), ("-1", '"-1"'), ("", '""'), ("1" * 12, '"111111111111"')]
+)
+def test_a_logit_bias_that_is_refused_for_a_key_shows_it(key: str, shown: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        chat(logit_bias={"5": 1, key: 1})
+    assert caught.value.message == f"`logit_bias` must have token ids in decimal digits as its keys, got {shown}"
+
+
 def test_null_counts_as_absent() -> None:
     names = [*ChatRequest.model_fields, "functions", "function_call", "guided_json"]
     nothing: dict[str, Any] = dict.fromkeys(names)
