@@ -71,21 +71,21 @@ test-gpu: $(VENV)/.test  ## what needs a GPU; a missing GPU is a failure
 	REQUIRE_GPU=1 $(PYTEST) -m gpu $(ARGS)
 
 bench-gpu: $(VENV)/.train  ## every kernel and a slice of the released model on a GPU, beside what the GPU could do at best
-	$(BIN)/python -m bench.bench_kernels $(ARGS)
-	$(BIN)/python -m bench.slice $(ARGS)
+	$(BIN)/python -m bench.bench_kernels --out bench/results $(ARGS)
+	$(BIN)/python -m bench.slice --out bench/results $(ARGS)
 
 coverage: $(VENV)/.test  ## lines and branches that `make test` reaches
 	$(BIN)/coverage run -m pytest -m "not slow and not gpu" --ignore=tests/kernels $(ARGS)
 	$(BIN)/coverage report
 
 bench: $(VENV)/.train  ## the benchmarks that README quotes, results in bench/results/ (15 minutes on 2 idle cores)
-	$(BIN)/python -m bench.bench_engine_step
-	$(BIN)/python -m bench.bench_encoders
-	$(BIN)/python -m bench.bench_gateway
-	$(BIN)/python -m bench.bench_grammar
-	$(BIN)/python -m bench.bench_media
-	$(BIN)/python -m bench.bench_parser
-	$(BIN)/python -m bench.bench_throughput
+	$(BIN)/python -m bench.bench_engine_step --out bench/results
+	$(BIN)/python -m bench.bench_encoders --out bench/results
+	$(BIN)/python -m bench.bench_gateway --out bench/results
+	$(BIN)/python -m bench.bench_grammar --out bench/results
+	$(BIN)/python -m bench.bench_media --out bench/results
+	$(BIN)/python -m bench.bench_parser --out bench/results
+	$(BIN)/python -m bench.bench_throughput --out bench/results
 
 train: $(VENV)/.train  ## train the bundled checkpoint; ARGS="--smoke" for a small run on the CPU
 	$(BIN)/python -m training.train $(ARGS)

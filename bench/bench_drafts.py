@@ -15,13 +15,12 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import cycle, islice
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from bench.gpu import gpu_machine
-from bench.report import RESULTS, ROOT, Row, keep, machine, show, spread
+from bench.report import ROOT, Row, add_out, keep, machine, show, spread
 from engine.config.engine import EngineConfig
 from engine.config.model import ModelConfig
 from engine.runtime.build import build, pick_device
@@ -169,7 +168,7 @@ def results(served: Served, drafts: tuple[list[int], list[int]]) -> dict[str, An
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result")
+    add_out(parser)
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--items", type=int, default=40, help="answers of one stream")

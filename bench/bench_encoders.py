@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.report import ROOT, Row, console, keep, machine, show, spread
+from bench.report import ROOT, Row, add_out, keep, machine, show, spread
 from engine.config.model import ModelConfig
 from engine.model.audio import Chunk
 from engine.model.load import Encoders
@@ -86,7 +86,8 @@ def load_reference() -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
-    rounds = parser.parse_args().rounds
+    add_out(parser)
+    options = parser.parse_args()
     torch.set_num_threads(1)
     facts = machine("torch", "transformers")
     media = load_media(MODEL, ModelConfig.from_folder(MODEL), torch.device("cpu"), torch.float32)
@@ -108,13 +109,13 @@ def main() -> None:
             ours, theirs = pair.ours(), pair.theirs()
             if (error := float((ours - theirs).abs().max() / theirs.abs().max())) > LARGEST_ERROR:
                 raise SystemExit(f"{name}: embeddings differ by {error:.1e} of the largest, more than {LARGEST_ERROR}")
-            turns = [(cpu_ms(pair.ours), cpu_ms(pair.theirs)) for _ in range(rounds)]
+            turns = [(cpu_ms(pair.ours), cpu_ms(pair.theirs)) for _ in range(options.rounds)]
             own, other = (spread(values) for values in zip(*turns, strict=True))
             ratio = spread([second / first for first, second in turns])
             figures[name] = {"ours_ms": own, "theirs_ms": other, "ratio": ratio, "error": error}
             rows.append(Row(name, f"{own} ms, ratio {ratio}"))
     show("encoders beside transformers, CPU time of one thread", rows)
-    console.print(f"kept in {keep('encoders', facts, figures)}")
+    keep("encoders", facts, figures, options.out)
 
 
 if __name__ == "__main__":

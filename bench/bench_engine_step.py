@@ -23,7 +23,7 @@ import numpy as np
 import torch
 import zmq
 
-from bench.report import ROOT, Row, Spread, console, keep, machine, show, spread
+from bench.report import ROOT, Row, Spread, add_out, console, keep, machine, show, spread
 from engine.config.capacity import plan_capacity
 from engine.config.engine import EngineConfig
 from engine.config.model import ModelConfig
@@ -183,7 +183,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--context", type=int, default=2000)
-    parser.add_argument("--draft", action="store_true", help="write no results file")
+    add_out(parser)
     flags = parser.parse_args()
     facts = machine("torch", "numpy", "pyzmq", "msgspec")
     shape = Shape(flags.context, flags.steps)
@@ -211,8 +211,7 @@ def main() -> None:
     rows += [Row(f"    {part}", f"{value} ms") for part, value in figures["parts_ms"].items()]
     rows += [Row(f"sampling, {name}", f"{value} ms") for name, value in figures["sampling_ms"].items()]
     show(f"Engine step outside the model, {SEQUENCES} sequences of {flags.context}, {facts['commit']}", rows)
-    if not flags.draft:
-        console.print(f"written to {keep('engine_step', facts, figures)}")
+    keep("engine_step", facts, figures, flags.out)
 
 
 def _figures(steps: list[dict[str, float]]) -> dict[str, float]:

@@ -20,7 +20,7 @@ import uvloop
 
 from bench.child import Child
 from bench.raw_client import Call, call
-from bench.report import ROOT, Row, console, keep, machine, p99, show, spread
+from bench.report import ROOT, Row, add_out, console, keep, machine, p99, show, spread
 
 MODEL = ROOT / "models" / "dots3-note-tiny"
 PATH = "/v1/chat/completions"
@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--tokens", type=int, default=200, help="of each stream where CPU time is measured")
     parser.add_argument("--probes", type=int, default=40)
-    parser.add_argument("--draft", action="store_true", help="write no results file")
+    add_out(parser)
     flags = parser.parse_args()
     facts = machine("uvicorn", "starlette", "uvloop", "httptools", "pyzmq", "msgspec")
     load = Load(flags.tokens, flags.probes)
@@ -123,8 +123,7 @@ def main() -> None:
         Row("first frame of the bare app, p50", f"{figures['bare_first_token_ms_p50']} ms"),
     ]  # fmt: skip
     show(f"Gateway, {STREAMS} streams of {STEPS_PER_S} tokens/s, {facts['commit']}", rows)
-    if not flags.draft:
-        console.print(f"written to {keep('gateway', facts, figures)}")
+    keep("gateway", facts, figures, flags.out)
 
 
 def _measure_both(folder: Path, load: Load, rounds: int) -> dict[str, Any]:

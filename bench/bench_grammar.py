@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bench.report import ROOT, Row, console, keep, machine, p99, show
+from bench.report import ROOT, Row, add_out, keep, machine, p99, show
 from engine.grammar.counted_text import Counted
 from engine.grammar.judging import Judge
 from engine.grammar.matcher import CompiledGrammar, Masks
@@ -156,7 +156,9 @@ def measure(case: Case, vocabulary: Vocabulary, judge: Judge) -> dict[str, Any]:
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__).parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_out(parser)
+    options = parser.parse_args()
     facts = machine("llguidance", "numpy")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -190,7 +192,7 @@ def main() -> None:
         "vocabulary_ms": loading_ms,
         "judge_start_wall_ms": starting_ms,
     }
-    console.print(f"kept in {keep('grammar', facts, {**figures, 'cases': cases})}")
+    keep("grammar", facts, {**figures, "cases": cases}, options.out)
 
 
 if __name__ == "__main__":

@@ -9,14 +9,13 @@ from __future__ import annotations
 import argparse
 import gc
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from bench.gpu import Ceilings, ceilings, gpu_machine, medians_us
-from bench.report import RESULTS, Row, console, keep, show
+from bench.report import Row, add_out, console, keep, show
 from engine.kernels import mla_decode
 from engine.kernels.absorb_queries import absorb_queries
 from engine.kernels.elementwise import quantised_silu_mul
@@ -270,7 +269,7 @@ def measured(case: Case, limits: Ceilings) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    add_out(parser)
     parser.add_argument("--only", nargs="*", default=[], help="kernels whose name begins so")
     parser.add_argument("--commit", help="of the code, where it runs as a copy without its history")
     options = parser.parse_args()

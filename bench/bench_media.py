@@ -23,7 +23,7 @@ import uvloop
 
 from bench import media_samples, straight_media
 from bench.child import Child, process_cpu_s
-from bench.report import ROOT, Row, Spread, console, keep, machine, show, spread
+from bench.report import ROOT, Row, Spread, add_out, console, keep, machine, show, spread
 from engine.runtime.media_encoder import rfft
 from multimodal.audio import log_mel, num_audio_tokens
 from multimodal.decode_jobs import DecodePicture, DecodeSound, Film, Picture, ProbeFilm, ReadFrames
@@ -318,13 +318,14 @@ async def measure(files: Files, rounds: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    rounds = parser.parse_args().rounds
+    add_out(parser)
+    options = parser.parse_args()
     facts = machine("av", "pillow", "soxr", "numpy", "torch", "transformers")
     console.print("making photos, sounds and a film …")
     photos = [media_samples.photo(seed) for seed in range(PHOTOS)]
     sounds = [media_samples.sound(seed) for seed in range(SOUNDS)]
     files = Files(photos, sounds, media_samples.film())
-    figures = uvloop.run(measure(files, rounds))
+    figures = uvloop.run(measure(files, options.rounds))
     rows, kept = list[Row](), dict[str, Any]()
     amounts = {
         "photos": (PHOTOS, "photos/s"),
@@ -347,7 +348,7 @@ def main() -> None:
     value = f"{busy.p99_ms:.3g} ms; {idle.p99_ms:.3g} while nothing is asked"
     rows.append(Row(title, value, f"≤ {HEALTH_TARGET_MS:g}", busy.p99_ms <= HEALTH_TARGET_MS))
     show("Media", rows)
-    console.print(f"kept in {keep('media', facts, kept)}")
+    keep("media", facts, kept, options.out)
 
 
 def _ratio_row(figure: str, values: str, ratio: Spread) -> Row:

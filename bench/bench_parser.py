@@ -11,7 +11,7 @@ import json
 import time
 from typing import Any, NamedTuple
 
-from bench.report import Row, Spread, console, keep, machine, show, spread
+from bench.report import Row, Spread, add_out, keep, machine, show, spread
 from parsers.control_tags import CLOSE_CALL, OPEN_CALL, marked
 from parsers.events import ToolArgs
 from parsers.registry import response_parser
@@ -40,7 +40,9 @@ class Timing(NamedTuple):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=7)
-    runs = parser.parse_args().runs
+    add_out(parser)
+    options = parser.parse_args()
+    runs = options.runs
     facts = machine()
     figures: dict[str, Any] = {"characters": LONG, "runs": runs}
     rows = []
@@ -51,7 +53,7 @@ def main() -> None:
         figures[name] = {"large_mb_s": large, "token_us": token, "growth": growth}
         rows += _rows(name, large, token, growth)
     show("Tool-call parser, one core", rows)
-    console.print(f"kept in {keep('parser', facts, figures)}")
+    keep("parser", facts, figures, options.out)
 
 
 def _rows(name: str, large: Spread, token: Spread, growth: Spread) -> list[Row]:

@@ -20,7 +20,7 @@ import uvloop
 
 from bench.child import Child, process_cpu_s
 from bench.raw_client import call
-from bench.report import ROOT, Row, console, keep, machine, show, spread
+from bench.report import ROOT, Row, add_out, console, keep, machine, show, spread
 
 MODEL = ROOT / "models" / "dots3-note-tiny"
 ONE_STREAM_TARGET = 3.0
@@ -198,7 +198,7 @@ def run_theirs(theirs: Theirs, case: Case, prompts: dict[str, list[int]], settin
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--draft", action="store_true", help="write no results file")
+    add_out(parser)
     flags = parser.parse_args()
     facts = machine("torch", "transformers")
     with Child("bench.reference_generate", str(MODEL)) as reference, Child(*_serve()) as server:
@@ -208,8 +208,7 @@ def main() -> None:
         figures = measure(ours, theirs, flags.rounds)
     rows = [_row(name, figures["cases"][name], target) for name, target in _TARGETS.items()]
     show(f"CPU throughput beside transformers, {facts['cores']} cores, {facts['commit']}", rows)
-    if not flags.draft:
-        console.print(f"written to {keep('throughput', facts, figures)}")
+    keep("throughput", facts, figures, flags.out)
 
 
 def measure(ours: Ours, theirs: Theirs, rounds: int) -> dict[str, Any]:

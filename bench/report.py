@@ -5,6 +5,7 @@ Knows nothing of what is measured.
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
 import math
@@ -21,7 +22,6 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "bench" / "results"
 
 console = Console()
 
@@ -66,13 +66,21 @@ def machine(*packages: str) -> dict[str, Any]:
     }
 
 
-def keep(name: str, facts: dict[str, Any], figures: dict[str, Any], folder: Path = RESULTS) -> Path:
-    """Written where README's figures come from, unless told otherwise; a spread becomes an object."""
+def add_out(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="write the figures there as JSON; README's are in bench/results"
+    )
+
+
+def keep(name: str, facts: dict[str, Any], figures: dict[str, Any], folder: Path | None) -> None:
+    """Written where --out says, if it does; a spread becomes an object."""
+    if folder is None:
+        return
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     body = facts | {"load_at_end": os.getloadavg()[0]} | _plain(figures)
     path.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
-    return path
+    console.print(f"written to {path}")
 
 
 def show(title: str, rows: Sequence[Row]) -> None:

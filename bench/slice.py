@@ -14,7 +14,6 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +23,7 @@ from torch import Tensor
 
 from bench.gpu import Ceilings, ceilings, gpu_machine
 from bench.random_weights import RandomWeights
-from bench.report import RESULTS, Row, console, keep, show
+from bench.report import Row, add_out, console, keep, show
 from bench.slice_floor import decode_floor, prefill_floor
 from engine.config.capacity import CapacityPlan
 from engine.config.engine import EngineConfig
@@ -263,7 +262,7 @@ def on_device(profile: torch.profiler.profile) -> list[Any]:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="dots3 bench slice", description=__doc__)
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result")
+    add_out(parser)
     parser.add_argument("--name", default="h200", help="of the GPU, in the result's name")
     parser.add_argument("--weights", choices=("fp8", "bfloat16"), default="fp8")
     parser.add_argument("--in-turn", action="store_true", help="no kernel begins before the last one has ended")

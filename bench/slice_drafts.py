@@ -12,7 +12,6 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from bench.gpu import Ceilings, ceilings, gpu_machine
 from bench.random_weights import RandomWeights
-from bench.report import RESULTS, Row, keep, show
+from bench.report import Row, add_out, keep, show
 from bench.slice import CONFIG, FP8, NotedGraphs, layers_ms
 from engine.config.capacity import plan_capacity
 from engine.config.engine import MAX_SPECULATIVE_TOKENS, EngineConfig
@@ -243,7 +242,7 @@ def compared(config: ModelConfig, plain: dict[str, Any], drafted: dict[str, Any]
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result")
+    add_out(parser)
     parser.add_argument("--name", default="h200", help="of the GPU, in the result's name")
     parser.add_argument("--commit", help="of the code, where it runs as a copy without its history")
     options = parser.parse_args(arguments)

@@ -40,7 +40,7 @@ def test_what_follows_the_name_is_the_benchmarks_own() -> None:
         timeout=60,
     )
     assert ran.returncode == 0
-    assert ran.stdout.startswith("usage: dots3 bench parser [-h] [--runs RUNS]")
+    assert ran.stdout.startswith("usage: dots3 bench parser [-h] [--runs RUNS] [--out FOLDER]")
 
 
 def test_an_installation_without_the_tree_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

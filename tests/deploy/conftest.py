@@ -46,4 +46,4 @@ def figures() -> Iterator[dict[str, Any]]:
     found: dict[str, Any] = {}
     yield found
     if {"server", "gateway"} <= found.keys():
-        report.keep("docker", facts, found)
+        report.keep("docker", facts, found, ROOT / "bench" / "results")
