@@ -34,7 +34,7 @@ _CANDIDATE = re.compile(
 )  # that may close the value, or an example inside it
 _KINDS = {CLOSE_PARAMETER: "close_parameter", CLOSE_INVOKE: "close_invoke", CLOSE_BLOCK: "close_block"}
 _CLOSERS = (CLOSE_PARAMETER, CLOSE_INVOKE, CLOSE_CALL)
-_CLOSERS_BEGUN = beginnings(*_CLOSERS)
+_CLOSERS_BEGUN, _CLOSER_BEGUN = beginnings(*_CLOSERS), beginnings(CLOSE_PARAMETER)
 _EXAMPLE_OPENERS = (INVOKE, OPEN_CALL, OPEN_BLOCK)
 _EXAMPLES_BEGUN = beginnings(*_EXAMPLE_OPENERS)
 _LONGEST = max(map(len, (*_CLOSERS, PARAMETER)))
@@ -99,7 +99,7 @@ class ValueReader:
             if tag != PARAMETER:
                 self._close_example(tag)
             at = match.end()
-        free = len(text) if end == "stop" else self._free(text, told, at)
+        free = len(text) if end == "stop" else self._free(text, told, at, end)
         self._tell(text[told:free])
         return Reading(len(text) if end else free)
 
@@ -130,7 +130,7 @@ class ValueReader:
             return False if end == "stop" else tag
         return tag is not None and self._may_open(tag.name)
 
-    def _free(self, text: str, told: int, at: int) -> int:
+    def _free(self, text: str, told: int, at: int, end: End | None) -> int:
         """The place, not before `at`, from which on the text may be the beginning of a tag that matters here."""
         length = len(text)
         if length == at:
@@ -141,7 +141,8 @@ class ValueReader:
         if begin < 0:
             return length
         rest = text[begin:]
-        if rest in _CLOSERS_BEGUN:
+        # Once nothing more comes, it does not matter what would have closed an example.
+        if rest in (_CLOSER_BEGUN if end and self._examples else _CLOSERS_BEGUN):
             return begin - 1 if begin > at and text[begin - 1] == _MARK else begin
         if PARAMETER.startswith(rest) and not self._examples:
             begins_line = text[begin - 1] == "\n" if begin > told else self._newline or self._first_line

@@ -75,6 +75,13 @@ class ObjectScanner:
         return at + 1
 
 
+def may_become_compound(head: str) -> bool:
+    """Whether text that begins so, with a bracket, may be the beginning of one JSON object or array."""
+    scanner = ObjectScanner()
+    stop = scanner.feed(head, 0)
+    return not scanner.failed and not head[stop:].strip()
+
+
 def read_call(text: str) -> JsonCall | None:
     """None if it is not JSON, has no name, or its arguments are no object."""
     try:

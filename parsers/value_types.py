@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from parsers.json_text import Number, is_whole, read_json, write_json
+from parsers.tools_json import may_become_compound
 
 # A number that is no integer is a `fraction`, so that `number` is two types of which a schema may leave one.
 Types = frozenset[str]
@@ -99,7 +100,7 @@ def may_become_json(head: str, types: Types) -> bool:
         return True
     first = head[0]
     if first in "{[":
-        return ("object" if first == "{" else "array") in types
+        return ("object" if first == "{" else "array") in types and may_become_compound(head)
     if first in "-0123456789":
         return bool(types & {"integer", "fraction"}) and _NUMBER_BEGUN.fullmatch(head) is not None
     word = head.rstrip()
@@ -191,7 +192,7 @@ class _Reader:
         return types or None
 
     def _target(self, reference: str) -> object:
-        if not reference.startswith("#"):
+        if reference != "#" and not reference.startswith("#/"):
             return None
         place = self._root
         for step in unquote(reference[1:]).split("/")[1:]:

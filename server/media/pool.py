@@ -119,7 +119,8 @@ class DecodePool:
             read = await all_of([self._take_turn(half, data) for half in halves])
             return await asyncio.to_thread(_probed, job, *read)
         if isinstance(job, ReadFrames) and len(parts := job.parts(free)) > 1:
-            return _joined(parts, await all_of([self._take_turn(part, data) for part in parts]))
+            read = await all_of([self._take_turn(part, data) for part in parts])
+            return await asyncio.to_thread(_joined, parts, read)
         return await self._take_turn(job, data)
 
     async def _take_turn(self, job: Job, data: Buffer) -> Decoded:

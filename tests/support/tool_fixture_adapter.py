@@ -40,7 +40,7 @@ def _marked(raw: str, pieces: list[str]) -> list[str]:
 
     Half a closing tag at the end counts as the token, too, although no tokens come to such a text.
     """
-    half = next((tag for end in range(len(CLOSE_CALL) - 1, 2, -1) if raw.endswith(tag := CLOSE_CALL[:end])), "")
+    half = next((tag for end in range(len(CLOSE_CALL) - 1, 1, -1) if raw.endswith(tag := CLOSE_CALL[:end])), "")
     marked = with_marks(raw.removesuffix(half)) + (half and marked_tag(half))
     cut, at = [], 0
     for piece in pieces:
