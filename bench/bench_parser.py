@@ -1,7 +1,7 @@
 """How fast tool calls are read: one call with a long argument, in large pieces and in pieces as tokens have them.
 
 The gateway's whole parser, thinking and calls, on one core. Times are of the process, so that other programs count
-less; whether they are linear is told by the same run at a tenth of the length.
+less; whether they are linear is told by a tenth of the length, in turn with the whole.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=7)
     add_out(parser)
     options = parser.parse_args()
-    runs = options.runs
     facts = machine()
-    figures: dict[str, Any] = {"characters": LONG, "runs": runs}
+    figures: dict[str, Any] = {"characters": LONG, "runs": options.runs}
     rows = []
     for name, key, unit in (("code", "text", _CODE), ("markup", "text", _MARKUP), ("array", "data", "")):
-        long, short = ([_timed(key, _value(unit, size)) for _ in range(runs)] for size in (LONG, SHORT))
+        turns = [[_timed(key, _value(unit, size)) for size in (LONG, SHORT)] for _ in range(options.runs)]
+        long, short = zip(*turns, strict=True)
         large, token = spread([one.large_mb_s for one in long]), spread([one.token_us for one in long])
         growth = spread([_growth(one, other) for one, other in zip(long, short, strict=True)])
         figures[name] = {"large_mb_s": large, "token_us": token, "growth": growth}
