@@ -28,7 +28,7 @@ from engine.kernels.hopper_products import (
     shared_blocks,
     unit_sums,
 )
-from engine.kernels.moe_rows import ITEM, SortedPairs
+from engine.kernels.moe_rows import ITEM, Rows
 from engine.reference.fp8_gemm import Fp8Experts, Fp8Weight
 from engine.reference.fp8_quant import GROUP, Quantised
 
@@ -57,6 +57,16 @@ def _item(items, item, tiles, ITEM: gl.constexpr):
 
 
 @gluon.jit
+def _own_part(first, units, both, bars, WHICH: gl.constexpr, GROUPS: gl.constexpr):
+    """First row and number of tiles of one half of an item's rows; of one without rows, all copies are let go."""
+    own_units = units
+    if WHICH == 1:
+        own_units = gl.where(both, units, 0)
+        pass_by((units - own_units) * GROUPS, bars)
+    return first + WHICH * HALF, own_units
+
+
+@gluon.jit
 def _gate_up(
     scales, weight_scales, out, out_scales, order, expert, first, end, both, first_tile, pairs,
     lefts, rights, bars, units,
@@ -65,11 +75,7 @@ def _gate_up(
     held: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, GROUP, 32])
     flat: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [4, 1], [1, 0])
     zeros = gl.zeros([HALF, GROUP], gl.float32, held)
-    own_units = units
-    if WHICH == 1:
-        own_units = gl.where(both, units, 0)
-        pass_by((units - own_units) * GROUPS, bars)
-    own_first = first + WHICH * HALF
+    own_first, own_units = _own_part(first, units, both, bars, WHICH, GROUPS)
     step = 0
     for unit in range(own_units):
         tile = first_tile + unit
@@ -139,11 +145,7 @@ def _down(
     held: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, GROUP, 32])
     flat: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
     zeros = gl.zeros([HALF, GROUP], gl.float32, held)
-    own_units = units
-    if WHICH == 1:
-        own_units = gl.where(both, units, 0)
-        pass_by((units - own_units) * GROUPS, bars)
-    own_first = first + WHICH * HALF
+    own_first, own_units = _own_part(first, units, both, bars, WHICH, GROUPS)
     held_place = gl.minimum(own_first + gl.arange(0, HALF, gl.SliceLayout(1, held)), end - 1)
     left_scales = scales + held_place.to(gl.int64) * GROUPS
     step = 0
@@ -207,7 +209,7 @@ def serves(hidden: int) -> bool:
 
 
 def hopper_gate_up(
-    gathered: Tensor, scales: Tensor, weight: Fp8Weight, pairs: SortedPairs, inner: Quantised,
+    gathered: Tensor, scales: Tensor, weight: Fp8Weight, pairs: Rows, inner: Quantised,
     tiles: int = _GATE_TILES, stages: int = _STAGES,
 ) -> None:  # fmt: skip
     """gathered: rows as `gather_rows` leaves them; scales: of the rows as they were; inner: in the sorted order."""
@@ -222,7 +224,7 @@ def hopper_gate_up(
 
 
 def hopper_down(
-    inner: Quantised, weight: Fp8Weight, pairs: SortedPairs, out: Tensor,
+    inner: Quantised, weight: Fp8Weight, pairs: Rows, out: Tensor,
     tiles: int = _DOWN_TILES, stages: int = _STAGES,
 ) -> None:  # fmt: skip
     """out: in the order of the pairs themselves."""
@@ -235,7 +237,7 @@ def hopper_down(
     )  # fmt: skip
 
 
-def gather_rows(codes: Tensor, pairs: SortedPairs, out: Tensor) -> None:
+def gather_rows(codes: Tensor, pairs: Rows, out: Tensor) -> None:
     count, hidden = out.shape
     _gather_rows[(count,)](
         codes, pairs.order, out, pairs.chosen_pairs,
@@ -243,7 +245,7 @@ def gather_rows(codes: Tensor, pairs: SortedPairs, out: Tensor) -> None:
     )  # fmt: skip
 
 
-def hopper_experts(x: Quantised, experts: Fp8Experts, pairs: SortedPairs, out: Tensor) -> None:
+def hopper_experts(x: Quantised, experts: Fp8Experts, pairs: Rows, out: Tensor) -> None:
     """out: of each pair, which is where rows are gathered first."""
     count, hidden = out.shape
     inter = experts.down.codes.shape[2]

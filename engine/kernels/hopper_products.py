@@ -20,9 +20,8 @@ from engine.reference.fp8_quant import GROUP as SCALE_GROUP
 
 GROUP = gl.constexpr(SCALE_GROUP)  # values of a row that share a scale, and columns of a stretch
 HALF = gl.constexpr(64)  # rows of a warp group
-ROLES = gl.constexpr(
-    [4, 4]
-)  # warps, beside the first four that make products: those of the second half, those that copy
+# Warps, beside the first four that make products: those of the second half, those that copy.
+ROLES = gl.constexpr([4, 4])
 REGISTERS = gl.constexpr([232, 40])  # of these; 232 are left for the first
 
 

@@ -205,7 +205,7 @@ def moe_gemm(
     outputs = residual.new_empty(rows.pairs, hidden)
     many = tiles is None and first.rows == GROUP and on_hopper(shape.hidden)
     if many and isinstance(x, Quantised) and isinstance(experts, Fp8Experts):
-        hopper_experts(x, experts, rows.pairs_of(chosen), outputs)
+        hopper_experts(x, experts, rows, outputs)
     else:
         inner = residual.new_empty(rows.pairs, shape.inter, dtype=torch.uint8 if shape.coded else residual.dtype)
         inner_scales = weights.new_empty(rows.pairs, shape.inter // GROUP) if shape.coded else None

@@ -19,16 +19,6 @@ ITEM = 3  # numbers: expert, first and end of its rows in the sorted order
 _DENSE = 128  # pairs, up to which every item has rows
 
 
-class SortedPairs(NamedTuple):
-    """Of token and choice, by expert, in items of one expert each."""
-
-    order: Tensor
-    items: Tensor
-    num_items: int
-    chosen_pairs: int  # those beyond are of an expert of all tokens
-    chosen: int  # of a token
-
-
 @triton.jit
 def _experts_before(ids, expert, pairs, BLOCK: tl.constexpr):
     """How many lower ones were chosen, by pairs that fit into one block."""
@@ -100,6 +90,7 @@ class Rows(NamedTuple):
     order: Tensor  # of one token, the ids themselves
     items: Tensor
     num_items: int  # at most
+    chosen: int  # of a token
     chosen_pairs: int
     pairs: int
     routed: int  # experts
@@ -109,9 +100,6 @@ class Rows(NamedTuple):
     def shared(self) -> bool:
         return self.pairs > self.chosen_pairs
 
-    def pairs_of(self, chosen: int) -> SortedPairs:
-        return SortedPairs(self.order, self.items, self.num_items, self.chosen_pairs, chosen)
-
 
 def sorted_rows(ids: Tensor, experts: int, shared: bool, rows: int) -> Rows:
     """`rows`: at most so many an item; `shared`: the last expert is one of all tokens."""
@@ -120,7 +108,7 @@ def sorted_rows(ids: Tensor, experts: int, shared: bool, rows: int) -> Rows:
     chosen_pairs = tokens * chosen
     pairs = chosen_pairs + tokens * shared
     if tokens == 1:
-        return Rows(ids, ids, pairs, chosen_pairs, pairs, routed, alone=True)
+        return Rows(ids, ids, pairs, chosen, chosen_pairs, pairs, routed, alone=True)
     dense = chosen_pairs <= _DENSE
     num_items = pairs // rows + (min(chosen_pairs, routed) if dense else routed) + shared
     order, items = (ids.new_empty(size, dtype=torch.int32) for size in (pairs, num_items * ITEM))
@@ -129,4 +117,4 @@ def sorted_rows(ids: Tensor, experts: int, shared: bool, rows: int) -> Rows:
         BLOCK=min(4096, max(16, triton.next_power_of_2(chosen_pairs))), ROWS=rows, ITEM=ITEM, DENSE=dense,
         num_warps=4, **early(),
     )  # fmt: skip
-    return Rows(order, items, num_items, chosen_pairs, pairs, routed, alone=False)
+    return Rows(order, items, num_items, chosen, chosen_pairs, pairs, routed, alone=False)

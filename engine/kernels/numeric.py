@@ -18,6 +18,7 @@ FP8_OCP = tl.constexpr(OCP)
 FP8_FNUZ = tl.constexpr(FNUZ)
 FP8_LARGEST = tl.constexpr(448.0)
 LOG2_E = tl.constexpr(1.4426950408889634)
+LN_2 = tl.constexpr(0.6931471805599453)
 NEVER = tl.constexpr(float("-inf"))
 
 

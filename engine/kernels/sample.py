@@ -17,12 +17,11 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.early_start import early, wait_for_earlier
-from engine.kernels.numeric import NEVER, fast_log2
+from engine.kernels.numeric import LN_2, NEVER, fast_log2
 
 _STRETCH = 2048  # tokens of a program
 
 GOLDEN = tl.constexpr(0x9E3779B9)
-LN_2 = tl.constexpr(0.6931471805599453)
 NO_TOKEN = tl.constexpr(0x7FFFFFFF)
 
 

@@ -77,7 +77,7 @@ def test_experts(device: str, kind: str, tokens: int, shared: bool) -> None:
     x = fp8_quant(torch.randn(tokens, hidden, device=device))
     ids = chosen_ids(kind, tokens, routed, chosen).int().to(device)
     ids[1, 0] = routed
-    pairs = sorted_rows(ids, routed + shared, shared, GROUP).pairs_of(chosen)
+    pairs = sorted_rows(ids, routed + shared, shared, GROUP)
     out = torch.full((len(pairs.order), hidden), float("nan"), dtype=torch.bfloat16, device=device)
     hopper_experts.hopper_experts(x, experts, pairs, out)
     of_pair = torch.cat([ids.view(-1), ids.new_full((tokens * shared,), routed)]).long()
