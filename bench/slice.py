@@ -302,7 +302,8 @@ def main(arguments: list[str] | None = None) -> None:
     show("Six layers at released widths", [_shown(row) for row in rows])
     figures["idle"] = [idle_of(bench, batch, context) for batch, context in DECODES[:2]]
     console.print(figures["idle"], highlight=False)
-    figures["layers"] = [layer for batch, context in DECODES for layer in layers_of(bench, batch, context)]
+    if options.out is not None:  # nothing of the layers is shown
+        figures["layers"] = [layer for batch, context in DECODES for layer in layers_of(bench, batch, context)]
     keep(name, facts, figures, options.out)
 
 

@@ -203,8 +203,8 @@ class Sampler:
         `tokens` [rows]: ids that the rows are of.
         """
         state = self._state
-        if allowed is None and state.simple.issuperset(keys):
-            return self._likeliest(logits), None
+        if allowed is None and (token_ids := self.likeliest(logits, keys)) is not None:
+            return token_ids, None
         slots = self._slots_of(keys)[bursts.owners]
         held = None if allowed is None else self._to_device(allowed.rows)
         plain = state.columns["plain"][slots].all()
@@ -279,8 +279,7 @@ class Sampler:
         same random numbers as the draw that decides then, so that likely drafts are right at every temperature."""
         if (token_ids := self.likeliest(logits, keys)) is not None:
             return token_ids
-        slots = np.array([self._state.slots[key] for key in keys], dtype=np.int64)
-        return self._choose(logits, slots, ahead)
+        return self._choose(logits, self._slots_of(keys), ahead)
 
     def _draw(self, logits: torch.Tensor, slots: Slots, ahead: int | Slots) -> torch.Tensor:
         scaled = logits.float() / self._column("temperature", slots)[:, None]

@@ -113,8 +113,7 @@ class DecodePool:
 
     async def run(self, job: Job, data: Buffer) -> Decoded:
         """DecodeError where the file is to blame."""
-        # Else a film would be read on one core while others idle.
-        free = self._limits.num_processes - len(self._busy)
+        free = self._limits.num_processes - len(self._busy)  # among which a film is divided
         if isinstance(job, ProbeFilm) and (halves := job.parts(free)):
             read = await all_of([self._take_turn(half, data) for half in halves])
             return await asyncio.to_thread(_probed, job, *read)
