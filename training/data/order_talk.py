@@ -10,8 +10,7 @@ import random
 from training.data.conversation import Conversation, seeded
 from training.data.dialogue import Turn
 from training.data.practice import messages, mixed
-from training.data.vocabulary import WORDS
-from training.data.words import SEPARATORS, gap, groups, groups_of_numbers, join
+from training.data.words import SEPARATORS, draw_unordered, gap, join, ordering
 
 _THINKING = 0.35  # order without a thought is what lags
 _SORT = ("Sort the {}s.", "Put the {}s in {} order.", "Sort the {}s of the list.")
@@ -29,15 +28,8 @@ _ORDERS = (
 def order_talk(split: str, index: int) -> Conversation:
     rng = seeded(split, "order_talk", index)
     thinking = rng.random() < _THINKING
-    if rng.random() < 0.55:
-        thing, order = "word", "alphabetical"
-        items = rng.sample(WORDS, rng.randint(3, 10))
-        ranked = sorted(items)
-    else:
-        thing, order = "number", "ascending"
-        numbers = rng.sample(range(rng.choice((10, 100, 1000, 1000))), rng.randint(3, 8))
-        items, ranked = [str(number) for number in numbers], [str(number) for number in sorted(numbers)]
-    thought = _thought(items, ranked)
+    thing, order, items, ranked = draw_unordered(rng, 0.55)
+    thought = ordering(items, ranked)
     between = rng.choice(SEPARATORS)
     whole = [Turn(rng.choice(_SORT).format(thing, order), thought, join(between, ranked))]
     ends = [
@@ -55,12 +47,6 @@ def order_talk(split: str, index: int) -> Conversation:
     return Conversation("order_talk", messages(turns, thinking), thinking=thinking)
 
 
-def _thought(items: list[str], ranked: list[str]) -> str:
-    if items[0].isdigit():
-        return groups_of_numbers(items, ranked)
-    return groups(items, ranked, {item: item[0] for item in items})
-
-
 def _steps(rng: random.Random, question: str, thought: str, ranked: list[str]) -> list[Turn]:
     return [
         Turn(question.format(ranked[place]), thought, ranked[place + 1])
@@ -71,4 +57,4 @@ def _steps(rng: random.Random, question: str, thought: str, ranked: list[str]) -
 def _two(rng: random.Random, items: list[str], ranked: list[str]) -> list[Turn]:
     asked = rng.sample(items, 2)
     in_order = sorted(asked, key=ranked.index)
-    return [Turn(_PAIR.format(*asked), _thought(asked, in_order), " ".join(in_order))]
+    return [Turn(_PAIR.format(*asked), ordering(asked, in_order), " ".join(in_order))]

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from training.data.conversation import Conversation, seeded
-from training.data.tool_exchanges import each_thought, several_thought, two_or_three
+from training.data.tool_exchanges import each_thought, several_thought, two_or_three, wish
 from training.data.tool_requests import once_each_request, request_for, several_requests, with_question
 from training.data.tool_results import (
     answer_each,
@@ -72,7 +72,7 @@ def _of_fields(rng: random.Random) -> _Source:
     names = _many_names(rng, tool, 3 + below(rng, 4))
     fields = draw_fields(rng, names)
 
-    thought = choice(f"The user wants to {doing.words}", call)
+    thought = choice(wish(doing), call)
     return _Source([tool], request, thought, [call], [result_text(rng, fields)], lambda: _ask(rng, names, fields))
 
 
@@ -86,7 +86,7 @@ def _of_rows(rng: random.Random) -> _Source:
     names = _many_names(rng, tool, 2 + below(rng, 2))
     rows, result = draw_rows(rng, names)
     stated = stated_names(names)
-    thought = choice(f"The user wants to {doing.words}", call)
+    thought = choice(wish(doing), call)
     return _Source(
         [tool],
         request,
@@ -125,7 +125,7 @@ def _of_each(rng: random.Random) -> _Source:
         question = question_for(rng, (what,)) if rng.random() < 0.5 else further_question(rng, what)
         return question, answer_each(what, parts, failed)
 
-    thought = each_thought(doing.words, parameter, calls)
+    thought = each_thought(doing, parameter, calls)
     subjects = tuple([f"result for {value}" for value in values])
     return _Source([tool], request, thought, calls, results, ask, subjects)
 
@@ -145,7 +145,7 @@ def _of_several(rng: random.Random) -> _Source:
         fields.update(drawn)
         names += own
 
-    thought = several_thought([doing.words for doing in doings], calls)
+    thought = several_thought(doings, calls)
     return _Source(
         tools, request, thought, calls, results, lambda: _ask(rng, names, fields), ("first result", "second result")
     )

@@ -8,9 +8,9 @@ from __future__ import annotations
 import random
 
 from training.data.conversation import Conversation, seeded
-from training.data.tool_exchanges import REFUSAL
+from training.data.tool_exchanges import REFUSAL, wish
 from training.data.tool_requests import request_for
-from training.data.tool_schemas import Action, Function, Parameter, action, outside, toolbox
+from training.data.tool_schemas import Function, Parameter, action, outside, toolbox
 from training.data.tool_turns import Call, Step, argument_lines, choice, different, talk_of
 from training.data.tool_values import below, pick
 
@@ -38,7 +38,7 @@ def _which(rng: random.Random, tools: list[Function]) -> _Turn:
     doing = action(rng, tool.topic, tool.verb)
     form = pick(rng, ("Which function can {}?", "Which function do I need to {}?", "What is the function to {}?"))
     answer = tool.name if known else REFUSAL
-    return _chosen(form.format(doing.words), f"{_wish(doing)}:\n{tool.name if known else 'no function.'}", answer)
+    return _chosen(form.format(doing.words), f"{wish(doing)}:\n{tool.name if known else 'no function.'}", answer)
 
 
 def _fitting(rng: random.Random, tools: list[Function]) -> _Turn:
@@ -46,7 +46,7 @@ def _fitting(rng: random.Random, tools: list[Function]) -> _Turn:
     tool = pick(rng, tools)
     doing, request = request_for(rng, Call(tool, tool.draw(rng)))
     form = pick(rng, ("Which function fits this request?\n{}", "Which function is this for?\n{}"))
-    return _chosen(form.format(request), f"{_wish(doing)}:\n{tool.name}", tool.name)
+    return _chosen(form.format(request), f"{wish(doing)}:\n{tool.name}", tool.name)
 
 
 def _given(rng: random.Random, tools: list[Function]) -> _Turn:
@@ -55,7 +55,7 @@ def _given(rng: random.Random, tools: list[Function]) -> _Turn:
     call = Call(tool, tool.draw(rng))
     doing, request = request_for(rng, call)
     form = pick(rng, ("Which parameters does this request give?\n{}", "Which parameters are given here?\n{}"))
-    return _chosen(form.format(request), choice(_wish(doing), call), ", ".join(call.arguments) or _NONE)
+    return _chosen(form.format(request), choice(wish(doing), call), ", ".join(call.arguments) or _NONE)
 
 
 def _bound(rng: random.Random, tools: list[Function]) -> _Turn:
@@ -64,7 +64,7 @@ def _bound(rng: random.Random, tools: list[Function]) -> _Turn:
     call = Call(tool, tool.draw(rng))
     doing, request = request_for(rng, call)
     form = pick(rng, ("Which values does this request give?\n{}", "Which values are given here?\n{}"))
-    return _chosen(form.format(request), f"{_wish(doing)}:\n{tool.name}", "\n".join(argument_lines(call)) or _NONE)
+    return _chosen(form.format(request), f"{wish(doing)}:\n{tool.name}", "\n".join(argument_lines(call)) or _NONE)
 
 
 def _parameters(rng: random.Random, tools: list[Function]) -> _Turn:
@@ -155,10 +155,6 @@ def _turn(question: str, thought: str, answer: str) -> _Turn:
 
 def _chosen(question: str, thought: str, answer: str) -> _Turn:
     return question, Step(thought, answer, chooses=True)
-
-
-def _wish(doing: Action) -> str:
-    return f"The user wants to {doing.words}"
 
 
 def _thought(what: str, tool: Function | None = None) -> str:

@@ -29,7 +29,7 @@ from training.data.tool_results import (
     stated_names,
     success_text,
 )
-from training.data.tool_schemas import Function, Parameter, action, outside
+from training.data.tool_schemas import Action, Function, Parameter, action, outside
 from training.data.tool_topics import FIELDS, VERBS
 from training.data.tool_turns import Call, Exchange, Step, choice, literal, numbered
 from training.data.tool_values import below, pick
@@ -77,7 +77,7 @@ def following(
 def single(rng: random.Random, function: Function, arguments: dict[str, Any] | None = None) -> Exchange:
     call = Call(function, function.draw(rng) if arguments is None else arguments)
     doing, user = request_for(rng, call)
-    thought = choice(f"The user wants to {doing.words}", call)
+    thought = choice(wish(doing), call)
     names = field_names(rng, function)
     if VERBS[function.verb].article == "s":
         question, result, answer = rows_asked(rng, names)
@@ -158,7 +158,7 @@ def once_each(rng: random.Random, function: Function, arguments: dict[str, Any],
     doing = action(rng, function.topic, function.verb)
     user = once_each_request(rng, doing, Call(function, arguments), varied, values)
     calls = tuple([Call(function, {**arguments, varied.name: value}) for value in values])
-    thought = each_thought(doing.words, varied, calls)
+    thought = each_thought(doing, varied, calls)
     names = stated_names(field_names(rng, function))
     asked = draw_asked(rng, names)[:1]
     if not asked and VERBS[function.verb].family != "query":
@@ -186,7 +186,7 @@ def several(rng: random.Random, tools: list[Function]) -> Exchange:
             break
     doings, user = several_requests(rng, calls)
     asked, results, final = results_in_order(rng, calls)
-    thought = several_thought([doing.words for doing in doings], calls)
+    thought = several_thought(doings, calls)
     step = Step(thought, calls=tuple(calls), results=tuple(results))
     return Exchange(with_question(user, question_for(rng, asked)), [step, final])
 
@@ -200,11 +200,11 @@ def sequence(rng: random.Random, tools: list[Function]) -> Exchange:
     asked, results, final = results_in_order(rng, [first, second])
     user = f"{pick(rng, ('First ', 'First, please '))}{clause_first}. {link}{clause_second}."
     user = with_question(user, question_for(rng, asked))
-    opening = choice(f"The user wants to {doing_first.words} first", first)
+    opening = choice(f"{wish(doing_first)} first", first)
     if rng.random() < 0.15:
         result, failure = failed_result(rng)
         return Exchange(user, [Step(opening, calls=(first,), results=(result,)), failure])
-    then = choice(f"The first call succeeded. The user wants to {doing_second.words}", second)
+    then = choice(f"The first call succeeded. {wish(doing_second)}", second)
     steps = [Step(opening, calls=(first,), results=(results[0],)), Step(then, calls=(second,), results=(results[1],))]
     return Exchange(user, [*steps, final])
 
@@ -213,7 +213,7 @@ def refused(rng: random.Random, tools: list[Function]) -> Exchange:
     """A request that no declared function can meet."""
     function = outside(rng, tools)
     doing, user = request_for(rng, Call(function, function.draw(rng)))
-    return Exchange(user, [Step(choice(f"The user wants to {doing.words}", None), REFUSAL, chooses=True)])
+    return Exchange(user, [Step(choice(wish(doing), None), REFUSAL, chooses=True)])
 
 
 def direct(rng: random.Random) -> Exchange:
@@ -226,13 +226,17 @@ def direct(rng: random.Random) -> Exchange:
     return Exchange(worded(rng, intent), [Step(f"No function is needed.\nThis is about {intent.gist}.", intent.answer)])
 
 
-def each_thought(words: str, varied: Parameter, calls: Sequence[Call]) -> str:
+def wish(doing: Action) -> str:
+    return f"The user wants to {doing.words}"
+
+
+def each_thought(doing: Action, varied: Parameter, calls: Sequence[Call]) -> str:
     values = [f"{varied.name} = {literal(call.arguments[varied.name])}" for call in calls]
-    return f"The user wants to {words}: {len(calls)} calls.\n{numbered(values, calls)}"
+    return f"{wish(doing)}: {len(calls)} calls.\n{numbered(values, calls)}"
 
 
-def several_thought(words: list[str], calls: Sequence[Call]) -> str:
-    return f"The user wants {len(calls)} calls.\n{numbered(words, calls)}"
+def several_thought(doings: Sequence[Action], calls: Sequence[Call]) -> str:
+    return f"The user wants {len(calls)} calls.\n{numbered([doing.words for doing in doings], calls)}"
 
 
 def two_or_three(rng: random.Random, parameter: Parameter, value: Any) -> list[Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import string
+from typing import NamedTuple
 
 from training.data.conversation import Conversation, draws_thinking, seeded
 from training.data.vocabulary import ANIMALS, THINGS, WORDS
@@ -102,20 +103,13 @@ def sort(split: str, index: int, thinking: bool | None = None) -> Conversation:
     rng = seeded(split, "sort", index)
     thinks = draws_thinking(rng, split, _SORT_THINKING)
     between = rng.choice(SEPARATORS)
-    if rng.random() < 0.6:
-        things, order = "words", "alphabetical"
-        items = rng.sample(WORDS, rng.randint(3, 10))
-        ranked = sorted(items)
-        thought = groups(items, ranked, {word: word[0] for word in items})
-    else:
-        things, order = "numbers", "ascending"
-        numbers = rng.sample(range(rng.choice((10, 100, 1000, 1000))), rng.randint(3, 8))
-        items, ranked = [str(number) for number in numbers], [str(number) for number in sorted(numbers)]
-        thought = groups_of_numbers(items, ranked)
-    text = join(between, items)
-    question = rng.choice(_SORT).format(gap=gap(rng, text), text=text, things=things, order=order)
-    answer = join(between, ranked)
-    return _conversation("sort", question, thought, answer, thinks if thinking is None else thinking)
+    drawn = draw_unordered(rng, 0.6)
+    text = join(between, drawn.items)
+    question = rng.choice(_SORT).format(gap=gap(rng, text), text=text, things=f"{drawn.thing}s", order=drawn.order)
+    answer = join(between, drawn.ranked)
+    return _conversation(
+        "sort", question, ordering(drawn.items, drawn.ranked), answer, thinks if thinking is None else thinking
+    )
 
 
 def count(split: str, index: int, thinking: bool | None = None) -> Conversation:
@@ -169,6 +163,33 @@ def tally(words: list[str], running: list[int]) -> str:
     return ", ".join(f"{word} {number}" for word, number in zip(words, running, strict=True)) + "."
 
 
+class Unordered(NamedTuple):
+    thing: str  # what each of them is
+    order: str
+    items: list[str]
+    ranked: list[str]
+
+
+def draw_unordered(rng: random.Random, words: float) -> Unordered:
+    """Words, in `words` of the cases, or numbers; none twice."""
+    if rng.random() < words:
+        items = rng.sample(WORDS, rng.randint(3, 10))
+        return Unordered("word", "alphabetical", items, sorted(items))
+    numbers = rng.sample(range(rng.choice((10, 100, 1000, 1000))), rng.randint(3, 8))
+    return Unordered("number", "ascending", [str(one) for one in numbers], [str(one) for one in sorted(numbers)])
+
+
+def ordering(items: list[str], ranked: list[str]) -> str:
+    """The thought that goes with sorting: words by their first letter; numbers by their first digit, for which the
+    shorter ones get zeros."""
+    if not items[0].isdigit():
+        return groups(items, ranked, {item: item[0] for item in items})
+    width = max(map(len, items))
+    padded = [item.zfill(width) for item in items]
+    by_digit = groups(padded, [item.zfill(width) for item in ranked], {item: item[0] for item in padded})
+    return f"{' '.join(padded)}\n{by_digit}"
+
+
 def groups(items: list[str], ranked: list[str], group_of: dict[str, str]) -> str:
     """One line a group, in order: its name, its items as they came, its items sorted."""
     lines = []
@@ -177,14 +198,6 @@ def groups(items: list[str], ranked: list[str], group_of: dict[str, str]) -> str
         in_order = " ".join(item for item in ranked if group_of[item] == group)
         lines.append(f"{group}: {came} -> {in_order}")
     return "\n".join(lines)
-
-
-def groups_of_numbers(items: list[str], ranked: list[str]) -> str:
-    """Zeros before the shorter numbers, then groups by the first digit as those of words by the first letter."""
-    width = max(map(len, items))
-    padded = [item.zfill(width) for item in items]
-    by_digit = groups(padded, [item.zfill(width) for item in ranked], {item: item[0] for item in padded})
-    return f"{' '.join(padded)}\n{by_digit}"
 
 
 def _plain(rng: random.Random) -> str:
