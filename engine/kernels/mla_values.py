@@ -1,10 +1,13 @@
 """Splits put together, taken through each head's value weight and gated, in one launch; FP8 rows for the next product.
 
 A program does one head of some tokens: it adds up the splits of a stretch of the latent by their shares as it goes. Of
-few tokens, which have many splits, it does one, without the matrix unit: the splits first, then the product.
+few tokens, which have many splits, it does one, or a part of its latent, without the matrix unit: the splits first,
+then the product.
 """
 
 from __future__ import annotations
+
+from functools import lru_cache
 
 import torch
 import triton
@@ -18,6 +21,7 @@ from engine.kernels.target import target
 from engine.reference.fp8_quant import GROUP, Quantised
 
 _FEW = 4  # tokens
+_MOST_COUNTED = 1024  # pairs of token and head whose latent is taken in parts
 
 
 @triton.jit
@@ -69,50 +73,12 @@ def _mla_values(
 
 
 @triton.jit
-def _values_of_token(
-    sums, weights, mixed, value_up, gates, out, scales, gate_stride,
-    HEADS: tl.constexpr, RANK: tl.constexpr, VALUE: tl.constexpr, VALUE_BLOCK: tl.constexpr, SPLITS: tl.constexpr,
-    SPLIT_BLOCK: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK_K: tl.constexpr, LINES: tl.constexpr, LINE: tl.constexpr,
-    CODED: tl.constexpr, FP8: tl.constexpr,
+def _gated(
+    product, gates, out, scales, token, head, gate_stride, value,
+    HEADS: tl.constexpr, VALUE: tl.constexpr, VALUE_BLOCK: tl.constexpr, CODED: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
-    """mixed: [tokens, heads, RANK], memory of the program's own between its two parts."""
-    head = tl.program_id(0)
-    token = tl.program_id(1).to(tl.int64)
-    value_up += head * (RANK * VALUE)
-    prefetch(value_up + tl.minimum(tl.arange(0, LINES) * LINE, RANK * VALUE - 1))
-    wait_for_earlier()
-    first = token * (SPLITS * HEADS) + head
-    channel = tl.arange(0, RANK)
-    some = tl.arange(0, AT_ONCE)
-    part = tl.load(
-        sums + (first + some * HEADS)[:, None] * RANK + channel[None, :], mask=(some < SPLITS)[:, None], other=0.0
-    )
-    split = tl.arange(0, SPLIT_BLOCK)
-    weight = tl.load(weights + first + split * HEADS, mask=split < SPLITS, other=NEVER)
-    weight_of_some = tl.load(weights + first + some * HEADS, mask=some < SPLITS, other=NEVER)
-    level = tl.max(weight, 0)
-    level = tl.where(level == NEVER, 0.0, level)
-    total = tl.sum(tl.exp2(weight - level), 0)
-    parts = part * tl.exp2(weight_of_some - level)[:, None]
-    for start in tl.static_range(AT_ONCE, SPLITS, AT_ONCE):
-        some = start + tl.arange(0, AT_ONCE)
-        weight_of_some = tl.load(weights + first + some * HEADS, mask=some < SPLITS, other=NEVER)
-        part = tl.load(
-            sums + (first + some * HEADS)[:, None] * RANK + channel[None, :], mask=(some < SPLITS)[:, None], other=0.0
-        )
-        parts += part * tl.exp2(weight_of_some - level)[:, None]
-    whole = tl.sum(parts, 0) / tl.where(total == 0.0, 1.0, total)
-    mixed += (token * HEADS + head) * RANK
-    tl.store(mixed + channel, narrow(whole, mixed))
-    tl.debug_barrier()
-    value = tl.arange(0, VALUE_BLOCK)
-    products = tl.zeros((BLOCK_K, VALUE_BLOCK), tl.float32)
-    for start in tl.static_range(0, RANK, BLOCK_K):
-        depth = start + tl.arange(0, BLOCK_K)
-        up = tl.load(value_up + depth[:, None] * VALUE + value[None, :], mask=(value < VALUE)[None, :], other=0.0)
-        products += tl.load(mixed + depth).to(tl.float32)[:, None] * up.to(tl.float32)
     gate = tl.load(gates + token * gate_stride + head).to(tl.float32)
-    result = tl.sum(products, 0) * (1.0 / (1.0 + tl.exp(-gate)))
+    result = product * (1.0 / (1.0 + tl.exp(-gate)))
     at = (token * HEADS + head) * VALUE + value
     if CODED:
         scale = tl.div_rn(tl.maximum(tl.max(tl.abs(result), 0), 1e-10), 448.0)
@@ -121,6 +87,71 @@ def _values_of_token(
         tl.store(scales + token * HEADS + head, scale)
     else:
         tl.store(out + at, narrow(result, out), mask=value < VALUE)
+
+
+@triton.jit
+def _values_of_token(
+    sums, weights, mixed, partials, arrived, value_up, gates, out, scales, gate_stride,
+    HEADS: tl.constexpr, RANK: tl.constexpr, VALUE: tl.constexpr, VALUE_BLOCK: tl.constexpr, SPLITS: tl.constexpr,
+    SPLIT_BLOCK: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK_K: tl.constexpr, LINES: tl.constexpr, LINE: tl.constexpr,
+    PARTS: tl.constexpr, CODED: tl.constexpr, FP8: tl.constexpr,
+):  # fmt: skip
+    """One of PARTS stretches of a head's latent; the last to arrive adds up what all left, always in the same order.
+
+    mixed: [tokens, heads, RANK], memory of the program's own between its two parts.
+    """
+    OWN: tl.constexpr = RANK // PARTS
+    head = tl.program_id(0)
+    token = tl.program_id(1).to(tl.int64)
+    part = tl.program_id(2)
+    value_up += (head * RANK + part * OWN) * VALUE
+    prefetch(value_up + tl.minimum(tl.arange(0, LINES) * LINE, OWN * VALUE - 1))
+    wait_for_earlier()
+    first = token * (SPLITS * HEADS) + head
+    channel = tl.arange(0, OWN)
+    sums += part * OWN
+    some = tl.arange(0, AT_ONCE)
+    rows = tl.load(
+        sums + (first + some * HEADS)[:, None] * RANK + channel[None, :], mask=(some < SPLITS)[:, None], other=0.0
+    )
+    split = tl.arange(0, SPLIT_BLOCK)
+    weight = tl.load(weights + first + split * HEADS, mask=split < SPLITS, other=NEVER)
+    weight_of_some = tl.load(weights + first + some * HEADS, mask=some < SPLITS, other=NEVER)
+    level = tl.max(weight, 0)
+    level = tl.where(level == NEVER, 0.0, level)
+    total = tl.sum(tl.exp2(weight - level), 0)
+    whole = rows * tl.exp2(weight_of_some - level)[:, None]
+    for start in tl.static_range(AT_ONCE, SPLITS, AT_ONCE):
+        some = start + tl.arange(0, AT_ONCE)
+        weight_of_some = tl.load(weights + first + some * HEADS, mask=some < SPLITS, other=NEVER)
+        rows = tl.load(
+            sums + (first + some * HEADS)[:, None] * RANK + channel[None, :], mask=(some < SPLITS)[:, None], other=0.0
+        )
+        whole += rows * tl.exp2(weight_of_some - level)[:, None]
+    mean = tl.sum(whole, 0) / tl.where(total == 0.0, 1.0, total)
+    pair = token * HEADS + head
+    mixed += pair * RANK + part * OWN
+    tl.store(mixed + channel, narrow(mean, mixed))
+    tl.debug_barrier()
+    value = tl.arange(0, VALUE_BLOCK)
+    products = tl.zeros((BLOCK_K, VALUE_BLOCK), tl.float32)
+    for start in tl.static_range(0, OWN, BLOCK_K):
+        depth = start + tl.arange(0, BLOCK_K)
+        up = tl.load(value_up + depth[:, None] * VALUE + value[None, :], mask=(value < VALUE)[None, :], other=0.0)
+        products += tl.load(mixed + depth).to(tl.float32)[:, None] * up.to(tl.float32)
+    product = tl.sum(products, 0)
+    if PARTS == 1:
+        _gated(product, gates, out, scales, token, head, gate_stride, value, HEADS, VALUE, VALUE_BLOCK, CODED, FP8)
+    else:
+        of_pair = partials + pair * (PARTS * VALUE_BLOCK) + value
+        tl.store(of_pair + part * VALUE_BLOCK, product)
+        tl.debug_barrier()  # all threads' sums are written before the one that counts says so
+        if tl.atomic_add(arrived + pair, 1, sem="acq_rel") == PARTS - 1:
+            tl.store(arrived + pair, 0)  # for the next launch
+            product = tl.load(of_pair, cache_modifier=".cg")
+            for other in tl.static_range(1, PARTS):
+                product += tl.load(of_pair + other * VALUE_BLOCK, cache_modifier=".cg")
+            _gated(product, gates, out, scales, token, head, gate_stride, value, HEADS, VALUE, VALUE_BLOCK, CODED, FP8)
 
 
 def mla_values(attended: Attended, value_up: Tensor, gates: Tensor) -> Tensor:
@@ -156,13 +187,15 @@ def _launch(attended: Attended, value_up: Tensor, gates: Tensor, out: Tensor, sc
     value_block = max(16, triton.next_power_of_2(value))
     line = 128 // value_up.element_size()
     if tokens <= _FEW:
-        _values_of_token[(heads, tokens)](
-            attended.sums, attended.weights, value_up.new_empty(tokens, heads, rank), value_up, gates, out, to,
-            gates.stride(0),
+        parts = _parts(tokens * heads, rank)
+        _values_of_token[(heads, tokens, parts)](
+            attended.sums, attended.weights, value_up.new_empty(tokens, heads, rank),
+            attended.weights.new_empty(tokens * heads * parts * value_block), _arrived(value_up.device),
+            value_up, gates, out, to, gates.stride(0),
             HEADS=heads, RANK=rank, VALUE=value, VALUE_BLOCK=value_block, SPLITS=splits,
             SPLIT_BLOCK=triton.next_power_of_2(splits), AT_ONCE=min(8, triton.next_power_of_2(splits)),
-            BLOCK_K=min(rank, 64), LINES=triton.next_power_of_2(-(-rank * value // line)), LINE=line,
-            CODED=scales is not None, FP8=target().fp8, num_warps=8, **early(),
+            BLOCK_K=min(rank, 64), LINES=triton.next_power_of_2(-(-rank * value // (line * parts))), LINE=line,
+            PARTS=parts, CODED=scales is not None, FP8=target().fp8, num_warps=8, **early(),
         )  # fmt: skip
         return
     block_m, block_k = _tokens_each(tokens), min(rank, 64)
@@ -174,6 +207,18 @@ def _launch(attended: Attended, value_up: Tensor, gates: Tensor, out: Tensor, sc
         CODED=scales is not None, FP8=target().fp8, num_warps=4 if block_m < 64 else 8,
         num_stages=3 if ahead <= target().shared_bytes else 1, **early(),
     )  # fmt: skip
+
+
+def _parts(pairs: int, rank: int) -> int:
+    """So many that there are two programs for each multiprocessor, of 64 channels or more each."""
+    most = min(2 * target().multiprocessors // pairs, rank // 64) if pairs <= _MOST_COUNTED else 1
+    return 1 << max(0, most.bit_length() - 1)
+
+
+@lru_cache
+def _arrived(device: torch.device) -> Tensor:
+    """Of each pair of token and head, how many of its parts: 0 between launches."""
+    return torch.zeros(_MOST_COUNTED, dtype=torch.int32, device=device)
 
 
 def _tokens_each(tokens: int) -> int:

@@ -115,6 +115,26 @@ def test_values(device: str, tokens: int, coded: bool, splits: int) -> None:
         assert_as_good(mla_values(attended, value_up, gates), plain, exact)
 
 
+@pytest.mark.parametrize("coded", [True, False])
+@pytest.mark.parametrize("splits", [1, 9])
+def test_values_of_a_latent_in_parts(device: str, splits: int, coded: bool) -> None:
+    """Few pairs of token and head: programs take a part each, and what the last one counts with is 0 again."""
+    tokens, heads, rank, value = 2, 1, 256, 128
+    sums = torch.randn(tokens, splits, heads, rank, device=device)
+    weights = torch.randn(tokens, splits, heads, device=device) * 3
+    value_up = torch.randn(heads, rank, value, device=device).to(BF16)
+    gates = torch.randn(tokens, heads, device=device).to(BF16)
+    mixed = ((weights * 0.6931471805599453).softmax(1).unsqueeze(-1) * sums).sum(1)
+    plain = reference_values(mixed.to(BF16), value_up, gates)
+    exact = reference_values(mixed.double(), value_up.double(), gates.double())
+    for _ in range(2):
+        if coded:
+            ours = dequantised(quantised_mla_values(Attended(sums, weights), value_up, gates))
+            assert_as_good(ours, dequantised(fp8_quant(plain)), exact, 1e-3)
+        else:
+            assert_as_good(mla_values(Attended(sums, weights), value_up, gates), plain, exact)
+
+
 @pytest.mark.parametrize("tokens", [2, 19])
 def test_values_of_one_split_that_is_rounded_already(device: str, tokens: int) -> None:
     sums = torch.randn(tokens, 1, 2, 64, device=device).to(BF16)
