@@ -42,7 +42,6 @@ from multimodal.decode_jobs import (
 from multimodal.film import content_sha1, film_pictures, film_sound, probe_film
 from multimodal.film_file import FrameMissingError, index_film
 from multimodal.image import num_image_tokens, plan_size, resize_picture, upright_picture
-from multimodal.priority import step_back
 from multimodal.sound_file import read_sound
 
 _DESCRIPTORS = 64
@@ -56,7 +55,7 @@ class _Done(NamedTuple):
 def main() -> None:
     set_up_logging("warning", sys.argv[4])
     channel = socket.socket(fileno=int(sys.argv[1]))
-    step_back(int(sys.argv[3]))
+    os.nice(int(sys.argv[3]))
     _limit(memory_bytes=int(sys.argv[2]))
     # Pillow warns of large pictures; which ones are refused is decided here.
     warnings.simplefilter("ignore")

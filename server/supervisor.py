@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import sys
 import time
@@ -128,13 +129,14 @@ class Supervisor(Generic[Announced]):
                     await self._end_process()
 
     async def _start_process(self) -> Announced:
-        # A session of its own: Ctrl-C at the terminal reaches the gateway, which then stops the worker in order.
+        # A process group of its own: Ctrl-C at the terminal reaches the gateway, which then stops the worker in order.
+        # No session: Linux may share out the cores by session first, and the gateway wait for tens of milliseconds.
         process = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=DEVNULL,
             stdout=DEVNULL,
             stderr=PIPE,
-            start_new_session=True,
+            preexec_fn=os.setpgrp,  # takes no lock, so that threads are no danger; uvloop has no `process_group`
             pass_fds=self._pass_fds,
         )
         self._process = process

@@ -233,7 +233,9 @@ class _Decoder:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                start_new_session=True,  # a signal to the gateway's process group is for the gateway, which may drain
+                # A signal to the gateway's process group is for the gateway, which may drain. No session of its own:
+                # Linux may share out the cores by session first, and the priority would mean nothing to the gateway.
+                process_group=0,
                 # The gateway's own environment may hold secrets.
                 env=_ENVIRON | {"PYTHONPATH": os.pathsep.join(sys.path)},
             )

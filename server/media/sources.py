@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import binascii
 import os
 import stat
 from collections.abc import Iterator
@@ -10,8 +9,9 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
+from pybase64 import b64decode
 
-_SLICE = 1 << 16  # letters read at a time: other threads get their turn, and no second copy of a long link is made
+_SLICE = 1 << 18  # letters read at a time, so that other threads get their turn; groups of four are not cut
 _LONGEST_MARK = 64  # letters before the comma that are looked at for `;base64` and spaces behind it
 _SPACE = b" \t\r\n"
 _USUAL_ALPHABET = bytes.maketrans(b"-_", b"+/")
@@ -24,7 +24,7 @@ class SourceError(ValueError):
     """The link cannot be followed; the message is for whoever sent it."""
 
 
-def data_url_bytes(url: str) -> bytearray:
+def data_url_bytes(url: str) -> bytes | bytearray:
     """`data:[type][;parameter…][;base64],content`, in any case."""
     comma = url.find(",")
     if comma < 0:
@@ -37,24 +37,35 @@ def data_url_bytes(url: str) -> bytearray:
     return content
 
 
-def base64_bytes(text: str, start: int = 0) -> bytearray:
+def base64_bytes(text: str, start: int = 0) -> bytes:
     """Either alphabet, padded or not; spaces and line ends are passed over, as browsers do."""
-    is_escaped = text.find("%", start) >= 0
-    content, rest, is_padded = bytearray(), b"", False
+    pieces = list[bytes]()
     try:
-        for piece in _pieces(text, start):
-            letters, padding, more = _plain(_unescaped(piece) if is_escaped else piece).partition(b"=")
-            if (is_padded and letters) or more.strip(b"="):
-                raise ValueError("letters follow its padding")
-            is_padded = is_padded or bool(padding)
-            rest += letters
-            whole = len(rest) // 4 * 4
-            content += binascii.a2b_base64(rest[:whole], strict_mode=True)
-            rest = rest[whole:]
-        content += binascii.a2b_base64(rest + b"=" * (-len(rest) % 4), strict_mode=True)
+        for place in range(start, len(text), _SLICE):
+            pieces.append(b64decode(text[place : place + _SLICE], validate=True))
+        is_usual = all(len(piece) == _SLICE // 4 * 3 for piece in pieces[:-1])  # no padding but at the end
+    except ValueError:  # one of the variants, or damaged
+        is_usual = False
+    return b"".join(pieces) if is_usual else _unusual_base64(text, start)
+
+
+def _unusual_base64(text: str, start: int) -> bytes:
+    letters, _, more = _plain_letters(text, start).partition(b"=")
+    try:
+        if more.strip(b"="):
+            raise ValueError("letters follow its padding")
+        return b64decode(letters + b"=" * (-len(letters) % 4), validate=True)
     except ValueError as error:
         raise SourceError(f"its base64 is damaged: {error}") from error
-    return content
+
+
+def _plain_letters(text: str, start: int) -> bytearray:
+    """In the usual alphabet, without escapes and spaces."""
+    is_escaped = text.find("%", start) >= 0
+    letters = bytearray()
+    for piece in _pieces(text, start):
+        letters += (_unescaped(piece) if is_escaped else piece).translate(_USUAL_ALPHABET, _SPACE)
+    return letters
 
 
 def _pieces(text: str, start: int) -> Iterator[bytes]:
@@ -76,11 +87,6 @@ def _unescaped(piece: bytes) -> bytes:
     values[escapes] = first[escapes] * 16 + second[escapes]
     kept[escapes + 1] = kept[escapes + 2] = False
     return values[kept].tobytes()
-
-
-def _plain(letters: bytes) -> bytes:
-    """The usual alphabet, without spaces."""
-    return letters.translate(_USUAL_ALPHABET, _SPACE)
 
 
 def file_bytes(url: str, folder: str | None, limit_bytes: int) -> bytes:

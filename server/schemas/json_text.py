@@ -27,8 +27,6 @@ _SEARCHED_BYTES = 1 << 16  # at a time: a search keeps all other threads waiting
 
 
 def read_object(body: bytes) -> dict[str, Any]:
-    if not body.strip():
-        raise RequestError("invalid_json", "The request body is empty; it must be a JSON object")
     try:
         value = from_json(body, allow_inf_nan=False)
     except ValueError as error:
@@ -49,6 +47,8 @@ def _may_hold_huge(body: bytes) -> bool:
 
 def _explained(body: bytes, error: ValueError) -> RequestError:
     """Names the field where Python's laxer reader can still find it."""
+    if not body.strip():
+        return RequestError("invalid_json", "The request body is empty; it must be a JSON object")
     if len(body) < _EXPLAINED_BYTES:
         try:
             fault = _first_fault(json.loads(body), "")

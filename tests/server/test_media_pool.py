@@ -219,8 +219,10 @@ def test_no_more_processes_work_than_are_allowed_and_none_inherits_a_secret(monk
         assert most == len(pool._idle) == 2
         for decoder in pool._idle:
             assert decoder._process is not None
-            assert os.getpgid(decoder._process.pid) != os.getpgid(0)
-            assert b"a-secret" not in Path(f"/proc/{decoder._process.pid}/environ").read_bytes()
+            pid = decoder._process.pid
+            assert (os.getpgid(pid), os.getsid(pid)) == (pid, os.getsid(0))
+            assert os.getpriority(os.PRIO_PROCESS, pid) == min(os.nice(0) + 5, 19)
+            assert b"a-secret" not in Path(f"/proc/{pid}/environ").read_bytes()
 
     in_pool(work, PoolLimits(2))
 
