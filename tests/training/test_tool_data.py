@@ -99,41 +99,81 @@ def test_each_task_wants_what_its_name_says() -> None:
     assert 0.4 < sum(c.messages[-1]["content"] == REFUSAL for c in items(tool_none)) / NUM_ITEMS < 0.8
 
 
-def thought_of_calls(conversation: Conversation, calls: list[tuple[str, dict[str, Any]]]) -> list[str]:
-    """Of each call: the function's name and a line for each of its parameters, as declared."""
-    declared = {tool["function"]["name"]: tool["function"]["parameters"] for tool in conversation.tools or []}
+def parameter_lines(conversation: Conversation, name: str, arguments: dict[str, Any]) -> list[str]:
+    """What the thought says of each declared parameter."""
+    (declared,) = [tool["function"] for tool in conversation.tools or [] if tool["function"]["name"] == name]
     lines = []
-    for name, arguments in calls:
-        lines.append(name)
-        for key in declared[name].get("properties", {}):
-            value = arguments.get(key)
-            said = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            lines.append(f"{key} = {said}" if key in arguments else f"{key}: not given")
+    for key in declared["parameters"]["properties"]:
+        value = arguments.get(key)
+        said = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        lines.append(f"{key} = {said}" if key in arguments else f"{key}: not given")
     return lines
 
 
+def choice_of(conversation: Conversation, message: dict[str, Any], meanings: dict[str, str]) -> list[str]:
+    """What a thought ends with: each function behind what it does, and its parameters."""
+    calls = calls_of(message)
+    if not calls:
+        return ["no function."]
+    parameters = [parameter_lines(conversation, *call) for call in calls]
+    names = [[meanings[name], name] for name, _ in calls]
+    if len(calls) == 1:
+        return names[0] + parameters[0]
+    if " to " not in message["reasoning_content"].split("\n")[1 + 2 * len(meanings)]:  # wishes of their own
+        blocks = [[f"{n}:", *name, *lines] for n, (name, lines) in enumerate(zip(names, parameters, strict=True), 1)]
+        return [line for block in blocks for line in block]
+    (varied,) = [lines for lines in zip(*parameters, strict=True) if len(set(lines)) > 1]
+    values = [f"{n}. {line}" for n, line in enumerate(varied, 1)]
+    blocks = [[f"{n}:", *lines] for n, lines in enumerate(parameters, 1)]
+    return [*names[0], *values, *(line for block in blocks for line in block)]
+
+
 @pytest.mark.parametrize("task", TASKS)
-def test_a_thought_looks_at_every_function_and_then_at_every_parameter(task: Any) -> None:
+def test_a_thought_tells_what_each_function_does_and_then_looks_at_each_parameter(task: Any) -> None:
     chosen = left_out = 0
     for conversation in items(task):
         names = [tool["function"]["name"] for tool in conversation.tools or []]
         for message in conversation.messages:
-            calls = calls_of(message)
-            if "reasoning_content" not in message or not (calls or message["content"] == REFUSAL):
+            if "reasoning_content" not in message or not (calls_of(message) or message["content"] == REFUSAL):
                 continue
             head, *lines = message["reasoning_content"].split("\n")
-            assert [head, *lines[: len(names)]] == ["Functions:", *names]
-            wish, *rest = lines[len(names) :]
+            told, (wish, *rest) = lines[: 2 * len(names)], lines[2 * len(names) :]
+            assert [head, *told[1::2]] == ["Functions:", *names]
             assert "user want" in wish
-            if len(calls) > 1:  # numbered wishes come first, and again as heads of the calls
-                wishes, rest = rest[: len(calls)], rest[len(calls) :]
-                assert [line for line in rest if line.removesuffix(":") in wishes] == [f"{line}:" for line in wishes]
-                rest = [line for line in rest if line.removesuffix(":") not in wishes]
-            assert rest == (thought_of_calls(conversation, calls) if calls else ["no function."])
+            meanings = dict(zip(names, told[::2], strict=True))
+            assert len(set(meanings.values())) == len(names)
+            ending = choice_of(conversation, message, meanings)
+            assert rest[-len(ending) :] == ending
+            if message["content"] == REFUSAL:
+                assert rest[0] not in meanings.values()
             chosen += 1
             left_out += sum(line.endswith(": not given") for line in rest)
     assert chosen > 20
     assert left_out or task is tool_none
+
+
+FIRST_NOUN = {noun: topic.noun for topic in TOPICS for noun in (topic.noun, *topic.synonyms)}
+FIRST_NOUN |= {plural(noun): plural(first) for noun, first in FIRST_NOUN.items()}
+
+
+def in_first_words(description: str) -> str:
+    """What a description says, in the first of all words for its verb and its noun."""
+    said = description[0].lower() + description[1:].removesuffix(".").replace("earch for ", "earch ", 1)
+    fitting = [(verb, word) for verb in VERBS for word in VERBS[verb].words if said.startswith(f"{word} ")]
+    verb, word = max(fitting, key=lambda found: len(found[1]))
+    return f"{verb} {FIRST_NOUN[re.sub(r'^(an?|the|my|all) ', '', said.removeprefix(f'{word} '))]}"
+
+
+def test_what_a_function_does_is_its_description_in_words_that_are_the_same_for_every_wording() -> None:
+    told = other_words = 0
+    for conversation in items(tool_single):
+        for tool in (tool["function"] for tool in conversation.tools or [] if conversation.thinking):
+            lines = conversation.messages[-1]["reasoning_content"].split("\n")
+            meaning = in_first_words(tool["description"])
+            assert lines[lines.index(tool["name"]) - 1] == f"{meaning}:"
+            told += 1
+            other_words += meaning not in tool["description"].replace(" the ", " ").lower()
+    assert 0.1 * told < other_words < 0.9 * told
 
 
 def test_parallel_calls_of_one_turn_differ() -> None:

@@ -11,7 +11,7 @@ from training.data.conversation import Conversation, seeded
 from training.data.tool_exchanges import REFUSAL, wish
 from training.data.tool_requests import request_for
 from training.data.tool_schemas import Function, Parameter, action, outside, toolbox
-from training.data.tool_turns import Call, Step, argument_lines, choice, different, talk_of
+from training.data.tool_turns import Call, Step, argument_lines, choice, chosen, different, no_choice, talk_of
 from training.data.tool_values import below, pick
 
 _NONE = "None."
@@ -37,8 +37,10 @@ def _which(rng: random.Random, tools: list[Function]) -> _Turn:
     tool = pick(rng, tools) if known else outside(rng, tools)
     doing = action(rng, tool.topic, tool.verb)
     form = pick(rng, ("Which function can {}?", "Which function do I need to {}?", "What is the function to {}?"))
-    answer = tool.name if known else REFUSAL
-    return _chosen(form.format(doing.words), f"{wish(doing)}:\n{tool.name if known else 'no function.'}", answer)
+    question = form.format(doing.words)
+    if not known:
+        return _chosen(question, no_choice(wish(doing), tool.meaning), REFUSAL)
+    return _chosen(question, chosen(wish(doing), tool), tool.name)
 
 
 def _fitting(rng: random.Random, tools: list[Function]) -> _Turn:
@@ -46,7 +48,7 @@ def _fitting(rng: random.Random, tools: list[Function]) -> _Turn:
     tool = pick(rng, tools)
     doing, request = request_for(rng, Call(tool, tool.draw(rng)))
     form = pick(rng, ("Which function fits this request?\n{}", "Which function is this for?\n{}"))
-    return _chosen(form.format(request), f"{wish(doing)}:\n{tool.name}", tool.name)
+    return _chosen(form.format(request), chosen(wish(doing), tool), tool.name)
 
 
 def _given(rng: random.Random, tools: list[Function]) -> _Turn:
@@ -64,7 +66,13 @@ def _bound(rng: random.Random, tools: list[Function]) -> _Turn:
     call = Call(tool, tool.draw(rng))
     doing, request = request_for(rng, call)
     form = pick(rng, ("Which values does this request give?\n{}", "Which values are given here?\n{}"))
-    return _chosen(form.format(request), f"{wish(doing)}:\n{tool.name}", "\n".join(argument_lines(call)) or _NONE)
+    return _chosen(form.format(request), chosen(wish(doing), tool), "\n".join(argument_lines(call)) or _NONE)
+
+
+def _meaning(rng: random.Random, tools: list[Function]) -> _Turn:
+    tool = pick(rng, tools)
+    form = pick(rng, ("What does {} do?", "What is {} for?"))
+    return _turn(form.format(tool.name), _thought(f"what {tool.name} does"), tool.meaning)
 
 
 def _parameters(rng: random.Random, tools: list[Function]) -> _Turn:
@@ -137,7 +145,7 @@ def _functions(rng: random.Random, tools: list[Function]) -> _Turn:
     return _turn(form, _thought("the functions"), ", ".join([tool.name for tool in tools]))
 
 
-_QUESTIONS_OF_FUNCTIONS = (_which, _which, _which, _fitting, _fitting, _parameters, _functions)
+_QUESTIONS_OF_FUNCTIONS = (_which, _which, _which, _fitting, _fitting, _meaning, _parameters, _functions)
 _QUESTIONS = (
     *_QUESTIONS_OF_FUNCTIONS, _parameters, _given, _bound, _bound, _required, _required, _is_required, _type, _choices,
     _place, _place, _owner,

@@ -31,7 +31,17 @@ from training.data.tool_results import (
 )
 from training.data.tool_schemas import Action, Function, Parameter, action, outside
 from training.data.tool_topics import FIELDS, VERBS
-from training.data.tool_turns import Call, Exchange, Step, choice, literal, numbered
+from training.data.tool_turns import (
+    Call,
+    Exchange,
+    Step,
+    choice,
+    literal,
+    naming,
+    no_choice,
+    numbered,
+    parameter_lines,
+)
 from training.data.tool_values import below, pick
 
 REFUSAL = "None of the available functions can do that."
@@ -213,7 +223,7 @@ def refused(rng: random.Random, tools: list[Function]) -> Exchange:
     """A request that no declared function can meet."""
     function = outside(rng, tools)
     doing, user = request_for(rng, Call(function, function.draw(rng)))
-    return Exchange(user, [Step(choice(wish(doing), None), REFUSAL, chooses=True)])
+    return Exchange(user, [Step(no_choice(wish(doing), function.meaning), REFUSAL, chooses=True)])
 
 
 def direct(rng: random.Random) -> Exchange:
@@ -231,12 +241,20 @@ def wish(doing: Action) -> str:
 
 
 def each_thought(doing: Action, varied: Parameter, calls: Sequence[Call]) -> str:
+    """The function, what it gets in each call, then each call's parameters."""
     values = [f"{varied.name} = {literal(call.arguments[varied.name])}" for call in calls]
-    return f"{wish(doing)}: {len(calls)} calls.\n{numbered(values, calls)}"
+    lines = [f"{wish(doing)}: {len(calls)} calls.", *naming(calls[0].function), *numbered(values)]
+    for number, call in enumerate(calls, 1):
+        lines += [f"{number}:", *parameter_lines(call)]
+    return "\n".join(lines)
 
 
 def several_thought(doings: Sequence[Action], calls: Sequence[Call]) -> str:
-    return f"The user wants {len(calls)} calls.\n{numbered([doing.words for doing in doings], calls)}"
+    """All wishes, then the choice for each."""
+    lines = [f"The user wants {len(calls)} calls.", *numbered(doing.words for doing in doings)]
+    for number, call in enumerate(calls, 1):
+        lines.append(choice(str(number), call))
+    return "\n".join(lines)
 
 
 def two_or_three(rng: random.Random, parameter: Parameter, value: Any) -> list[Any]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from training.data.conversation import Conversation, seeded
-from training.data.tool_exchanges import Chances, following, parallel, refused, single
+from training.data.tool_exchanges import Chances, following, parallel, refused, several, single
 from training.data.tool_schemas import Function, apart, function, toolbox
 from training.data.tool_topics import TOPICS
 from training.data.tool_turns import Exchange, conversation_of, talk_of
@@ -39,7 +39,7 @@ def tool_steps(split: str, index: int) -> Conversation:
     """One skill in a short prompt, up to the call."""
     rng = seeded(split, "tool_steps", index)
     tools, exchange = pick(rng, _SKILLS)(rng)
-    return conversation_of(rng, "tool_steps", tools, [exchange], 1)
+    return conversation_of(rng, "tool_steps", tools, [exchange], 1, practice=True)
 
 
 def _copying(rng: random.Random) -> _Lesson:
@@ -82,8 +82,15 @@ def _repeating(rng: random.Random) -> _Lesson:
     return tools, parallel(rng, tools)
 
 
+def _joining(rng: random.Random) -> _Lesson:
+    """Two or three calls in one turn, of two or three functions with few parameters."""
+    tools = [replace(tool, parameters=tool.parameters[:2]) for tool in toolbox(rng, 2 + below(rng, 2))]
+    return tools, several(rng, tools)
+
+
 _SKILLS: tuple[Callable[[random.Random], _Lesson], ...] = (
     _copying, _choosing, _listing, _ordering, _ordering, _telling_apart, _telling_apart, _repeating, _repeating,
+    _joining, _joining,
 )  # fmt: skip
 
 

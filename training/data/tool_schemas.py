@@ -129,6 +129,11 @@ class Function:
     parameters: tuple[Parameter, ...]
 
     @property
+    def meaning(self) -> str:
+        """What it does, in the first of all words for it: the same however the function is named and a wish is said."""
+        return f"{self.verb} {_counted(self.topic.noun, self.verb, self.topic)}"
+
+    @property
     def tool(self) -> dict[str, Any]:
         """The declaration as in OpenAI's chat API."""
         schema: dict[str, Any] = {"type": "object", "properties": {p.name: p.schema for p in self.parameters}}
@@ -191,12 +196,16 @@ def apart(pool: Sequence[str], wanted: int) -> list[str]:
     return chosen
 
 
+def _counted(noun: str, verb: str, topic: Topic) -> str:
+    """The topic's noun, or a synonym, in the number that goes with the verb."""
+    return plural(noun) if VERBS[verb].article == "s" and not topic.mass else noun
+
+
 def function(rng: random.Random, topic: Topic, verb: str, style: str, kinds: Sequence[str] | None = None) -> Function:
     """One generated schema; style is snake, camel, dashed or dotted. Kinds of its parameters are drawn if not given."""
     words = pick(rng, VERBS[verb].words) if rng.random() < 0.15 else verb
     noun = pick(rng, topic.synonyms) if topic.synonyms and rng.random() < 0.1 else topic.noun
-    if VERBS[verb].article == "s" and not topic.mass:
-        noun = plural(noun)
+    noun = _counted(noun, verb, topic)
     if style == "dotted":
         name = f"{spelled(noun, 'snake')}.{spelled(words, 'snake')}"
     else:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ _SYSTEMS = (
     "Use the tools when they fit.",
     "Help the user. Call a function when one is needed.",
 )
+_PRACTICE_THINKING = 0.35  # calls without a thought are what lags
 
 
 class Call(NamedTuple):
@@ -67,7 +68,7 @@ def different(wanted: int, ask: Callable[[], tuple[str, Step]]) -> list[Exchange
 
 def talk_of(rng: random.Random, task: str, tools: list[Function], exchanges: list[Exchange]) -> Conversation:
     """All exchanges, every thought kept: each assistant turn is an example of how to answer."""
-    return conversation_of(rng, task, tools, exchanges, len(exchanges[-1].steps), keeps_thoughts=True)
+    return conversation_of(rng, task, tools, exchanges, len(exchanges[-1].steps), practice=True)
 
 
 def conversation_of(
@@ -77,13 +78,14 @@ def conversation_of(
     exchanges: list[Exchange],
     last_steps: int,
     *,
-    keeps_thoughts: bool = False,
+    practice: bool = False,
 ) -> Conversation:
     """Everything up to step `last_steps` of the last exchange, which is wanted.
 
-    Earlier thoughts are kept in every second conversation, or always.
+    Earlier thoughts are kept in every second conversation, and always in practice.
     """
-    thinking, remembers = rng.random() < 0.5, rng.random() < 0.5 or keeps_thoughts
+    thinking = rng.random() < (_PRACTICE_THINKING if practice else 0.5)
+    remembers = rng.random() < 0.5 or practice
     messages: list[dict[str, Any]] = []
     if tools and rng.random() < 0.2:
         messages.append({"role": "system", "content": pick(rng, _SYSTEMS)})
@@ -108,30 +110,39 @@ def conversation_of(
 
 
 def _thought(step: Step, tools: list[Function]) -> str:
-    """A choice is made among names right before it, each alone in its line: as the tokens it is declared in."""
+    """A choice is made in a list of what each function does, right before it: names differ, these words are equal."""
     if not (step.calls or step.chooses):
         return step.thought
-    return "\n".join(["Functions:", *(tool.name for tool in tools), step.thought])
+    return "\n".join(["Functions:", *(line for tool in tools for line in naming(tool)), step.thought])
 
 
-def choice(wish: str, call: Call | None) -> str:
+def naming(function: Function) -> list[str]:
+    """The name stands behind the words and alone in its line: as the tokens it is declared in and called by."""
+    return [f"{function.meaning}:", function.name]
+
+
+def chosen(wish: str, function: Function) -> str:
+    return "\n".join([f"{wish}:", *naming(function)])
+
+
+def choice(wish: str, call: Call) -> str:
     """The wish, the function for it and what each of its declared parameters gets."""
-    if call is None:
-        return f"{wish}:\nno function."
-    return "\n".join([f"{wish}:", call.function.name, *_parameter_lines(call)])
+    return "\n".join([chosen(wish, call.function), *parameter_lines(call)])
 
 
-def numbered(wishes: list[str], calls: Sequence[Call]) -> str:
-    """All wishes, then the choice for each."""
-    listed = [f"{number}. {wish}" for number, wish in enumerate(wishes, 1)]
-    return "\n".join([*listed, *(choice(line, call) for line, call in zip(listed, calls, strict=True))])
+def no_choice(wish: str, meaning: str) -> str:
+    return f"{wish}:\n{meaning}:\nno function."
+
+
+def numbered(lines: Iterable[str]) -> list[str]:
+    return [f"{number}. {line}" for number, line in enumerate(lines, 1)]
 
 
 def argument_lines(call: Call) -> list[str]:
     return [f"{name} = {literal(value)}" for name, value in call.arguments.items()]
 
 
-def _parameter_lines(call: Call) -> list[str]:
+def parameter_lines(call: Call) -> list[str]:
     """In the order of the schema, and the ones left out too: leaving out is decided by looking at each."""
     return [
         f"{p.name} = {literal(call.arguments[p.name])}" if p.name in call.arguments else f"{p.name}: not given"
