@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from training.data.arithmetic import arithmetic, multiply
+from training.data.back_talk import back_talk
 from training.data.chat import identity
 from training.data.conversation import Conversation
 from training.data.dialogue import dialogue
@@ -86,6 +87,7 @@ _PRACTICE = (
     Task("words_talk", words_talk, 0.0, 4, "text"),
     Task("recall", recall, 0.0, 4, "text"),
     Task("order_talk", order_talk, 0.0, 8, "text"),
+    Task("back_talk", back_talk, 0.0, 4, "text"),
     Task("tool_talk", tool_talk, 0.0, 8, "tools"),
     Task("tool_steps", tool_steps, 0.0, 5, "tools"),
     Task("schema_talk", schema_talk, 0.0, 4, "tools"),

@@ -9,6 +9,7 @@ from functools import cache, partial
 import pytest
 
 from training.data.arithmetic import arithmetic, is_reserved, multiply
+from training.data.back_talk import back_talk
 from training.data.chat import INTENTS, NAME, identity
 from training.data.conversation import Conversation
 from training.data.dialogue import dialogue
@@ -301,36 +302,60 @@ def test_every_language_says_every_intent_in_its_own_way() -> None:
     assert len(said) == 4
 
 
+def answer_from(users: list[str], replies: list[str], asked: str) -> str | None:
+    """What the turns before say, where the question is about them."""
+    chained = re.match(r"(Add|Subtract|Multiply)\D* (\d+)(?: to| from|\.)? ?that|(Multiply) that by (\d+)", asked)
+    if chained:
+        sign = {"Add": "+", "Subtract": "-", "Multiply": "*"}[chained[1] or chained[3]]
+        return str(OPERATORS[sign](int(replies[-1]), int(chained[2] or chained[4])))
+    told = [match[1] for user in users if (match := re.fullmatch(r"My name is (\w+)\.", user))]
+    if told and asked in {"What is my name?", "Do you know my name?"}:
+        return f"Your name is {told[-1]}."
+    return {
+        "What was my first question?": users[0],
+        "What did I ask first?": users[0],
+        "Repeat my first message.": users[0],
+        "What was my last question?": users[-1],
+        "What did I ask before this?": users[-1],
+        "Repeat that.": replies[-1],
+        "Pardon?": replies[-1],
+        "How many messages did I send before this one?": str(len(users)),
+        **{f"Repeat your {ordinal} answer.": reply for ordinal, reply in zip(ORDINALS, replies, strict=False)},
+    }.get(asked)
+
+
 def test_questions_about_earlier_turns_are_answered_from_them() -> None:
     checked = 0
     for conversation in items(dialogue, 1500):
         *earlier, asked, wanted = conversation.messages
         users = [message["content"] for message in earlier if message["role"] == "user"]
         replies = [message["content"] for message in earlier if message["role"] == "assistant"]
-        text, said = asked["content"], wanted["content"]
         assert 1 <= len(users) <= 4
-        expected = {
-            "What was my first question?": users[0],
-            "What did I ask first?": users[0],
-            "Repeat my first message.": users[0],
-            "What was my last question?": users[-1],
-            "What did I ask before this?": users[-1],
-            "Repeat that.": replies[-1],
-            "Pardon?": replies[-1],
-            "How many messages did I send before this one?": str(len(users)),
-            **{f"Repeat your {ordinal} answer.": reply for ordinal, reply in zip(ORDINALS, replies, strict=False)},
-        }.get(text)
-        chained = re.match(r"(Add|Subtract|Multiply)\D* (\d+)(?: to| from|\.)? ?that|(Multiply) that by (\d+)", text)
-        if chained:
-            sign = {"Add": "+", "Subtract": "-", "Multiply": "*"}[chained[1] or chained[3]]
-            expected = str(OPERATORS[sign](int(replies[-1]), int(chained[2] or chained[4])))
-        if text in {"What is my name?", "Do you know my name?"}:
-            told = [match[1] for user in users if (match := re.fullmatch(r"My name is (\w+)\.", user))]
-            expected = f"Your name is {told[-1]}." if told else expected
+        expected = answer_from(users, replies, asked["content"])
         if expected is not None:
-            assert said == expected, conversation.messages
+            assert wanted["content"] == expected, conversation.messages
             checked += 1
     assert checked > 150
+
+
+def test_practice_in_looking_back_asks_often_and_walks_through_the_turns_in_writing() -> None:
+    checked = walked = 0
+    for index in range(300):
+        turns = back_talk("train", index).messages
+        users, replies = ([message["content"] for message in turns[start::2]] for start in (0, 1))
+        for place in range(1, len(users)):
+            expected = answer_from(users[:place], replies[:place], users[place])
+            if expected is None:
+                continue
+            assert replies[place] == expected
+            checked += 1
+            thought = turns[2 * place + 1].get("reasoning_content")
+            if thought and users[place].startswith("How many"):
+                begins = [" ".join(user.split("\n")[0].split()[:2]) for user in users[:place]]
+                assert thought.split("\n") == [*(f"{n} {begin}" for n, begin in enumerate(begins, 1)), "Then How many"]
+                walked += 1
+    assert checked > 200
+    assert walked > 10
 
 
 def test_earlier_thinking_is_sent_back_by_some_clients_only() -> None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from training.data.arithmetic import addition_steps, arithmetic, product_steps, subtraction_steps
 from training.data.chat import INTENTS, identity
-from training.data.conversation import Conversation, seeded
+from training.data.conversation import Conversation, draws_thinking, seeded
 from training.data.follow import draw_rules, ruled_exchange
 from training.data.lookup import lookup
 from training.data.vocabulary import ANIMALS, CITIES, COLOURS, FOODS, NAMES
@@ -24,7 +24,7 @@ class Turn(NamedTuple):
     answer: str
 
 
-class _Fact(NamedTuple):
+class Fact(NamedTuple):
     told: str
     asked: tuple[str, ...]
     answer: str
@@ -32,22 +32,19 @@ class _Fact(NamedTuple):
 
 
 _FACTS = (
-    _Fact(
-        "My name is {}.", ("What is my name?", "Do you know my name?", "Tell me my name."), "Your name is {}.", NAMES
-    ),
-    _Fact("I live in {}.", ("Where do I live?", "In which city do I live?"), "You live in {}.", CITIES),
-    _Fact(
+    Fact("My name is {}.", ("What is my name?", "Do you know my name?", "Tell me my name."), "Your name is {}.", NAMES),
+    Fact("I live in {}.", ("Where do I live?", "In which city do I live?"), "You live in {}.", CITIES),
+    Fact(
         "My favourite colour is {}.",
         ("What is my favourite colour?", "Which colour do I like best?"),
         "Your favourite colour is {}.",
         COLOURS,
     ),
-    _Fact("I have a pet {}.", ("Which pet do I have?", "What pet do I have?"), "You have a pet {}.", ANIMALS),
-    _Fact(
-        "My best friend is {}.", ("Who is my best friend?", "Name my best friend."), "Your best friend is {}.", NAMES
-    ),
-    _Fact("For dinner I want {}.", ("What do I want for dinner?",), "For dinner you want {}.", FOODS),
+    Fact("I have a pet {}.", ("Which pet do I have?", "What pet do I have?"), "You have a pet {}.", ANIMALS),
+    Fact("My best friend is {}.", ("Who is my best friend?", "Name my best friend."), "Your best friend is {}.", NAMES),
+    Fact("For dinner I want {}.", ("What do I want for dinner?",), "For dinner you want {}.", FOODS),
 )
+_THINKING = 0.65  # share in training: without a thought every turn is learnt, with one often the last alone
 _NOTED = "I will remember that."
 _NAME_UNKNOWN = INTENTS["user_name"].answer
 _ORDINALS = ("first", "second", "third", "fourth")
@@ -55,7 +52,7 @@ _ORDINALS = ("first", "second", "third", "fourth")
 
 def dialogue(split: str, index: int, thinking: bool | None = None) -> Conversation:
     rng = seeded(split, "dialogue", index)
-    thinks = rng.random() < 0.5
+    thinks = draws_thinking(rng, split, _THINKING)
     thinks = thinks if thinking is None else thinking
     sends_thoughts_back = rng.random() < 0.5
     num_turns = rng.randint(2, 5)
@@ -68,9 +65,9 @@ def dialogue(split: str, index: int, thinking: bool | None = None) -> Conversati
     else:
         if rng.random() < 0.2:
             messages.append({"role": "system", "content": rng.choice(("Be polite.", "You are a helpful assistant."))})
-        told: dict[_Fact, str] = {}
+        told: dict[Fact, str] = {}
         while len(turns) < num_turns:
-            turns.append(_turn(rng, split, turns, told, last=len(turns) == num_turns - 1))
+            turns.append(next_turn(rng, split, turns, told, last=len(turns) == num_turns - 1))
     for number, turn in enumerate(turns, 1):
         reply = {"role": "assistant", "content": turn.answer}
         if thinks and (sends_thoughts_back or number == num_turns):
@@ -79,19 +76,24 @@ def dialogue(split: str, index: int, thinking: bool | None = None) -> Conversati
     return Conversation("dialogue", messages, thinking=thinks)
 
 
-def _turn(rng: random.Random, split: str, turns: list[Turn], told: dict[_Fact, str], last: bool) -> Turn:
+def next_turn(rng: random.Random, split: str, turns: list[Turn], told: dict[Fact, str], last: bool) -> Turn:
     """A fact told, a question about a fact or an earlier turn, or an ordinary question."""
     kind = rng.random()
     if not last and kind < 0.3:
-        return _tell(rng, told)
+        return tell(rng, told)
     if told and kind < (0.4 if last else 0.35):
         return _recall(rng, told)
     if turns and kind > (0.55 if last else 0.85):
-        return rng.choice(_BACKWARD)(rng, turns) or _ordinary(rng, split, told)
+        return look_back(rng, turns) or _ordinary(rng, split, told)
     return _ordinary(rng, split, told)
 
 
-def _tell(rng: random.Random, told: dict[_Fact, str]) -> Turn:
+def look_back(rng: random.Random, turns: list[Turn]) -> Turn | None:
+    """A question about the turns before, if there is one of the kind that is drawn."""
+    return rng.choice(_BACKWARD)(rng, turns)
+
+
+def tell(rng: random.Random, told: dict[Fact, str]) -> Turn:
     """A fact may be told again with another value: the last one counts."""
     fact = rng.choice(_FACTS)
     told[fact] = rng.choice(fact.values)
@@ -99,13 +101,13 @@ def _tell(rng: random.Random, told: dict[_Fact, str]) -> Turn:
     return Turn(sentence, f"The user tells me: {sentence}", _NOTED)
 
 
-def _recall(rng: random.Random, told: dict[_Fact, str]) -> Turn:
+def _recall(rng: random.Random, told: dict[Fact, str]) -> Turn:
     fact = rng.choice(tuple(told))
     value = told[fact]
     return Turn(rng.choice(fact.asked), f"The user said: {fact.told.format(value)}", fact.answer.format(value))
 
 
-def _ordinary(rng: random.Random, split: str, told: dict[_Fact, str]) -> Turn:
+def _ordinary(rng: random.Random, split: str, told: dict[Fact, str]) -> Turn:
     place = rng.randrange(1 << 32)
     make = rng.choice(_PARTS)
     part = lookup(split, place, True, max_entries=8) if make is lookup else make(split, place, True)
@@ -147,16 +149,22 @@ def _answer_again(rng: random.Random, turns: list[Turn]) -> Turn | None:
 def _numbered_answer(rng: random.Random, turns: list[Turn]) -> Turn | None:
     place = rng.randrange(len(turns))
     ordinal = _ORDINALS[place]
-    thought = "\n".join(f"{number}: {turn.answer}" for number, turn in enumerate(turns[: place + 1], 1))
+    thought = "\n".join(
+        f"{number} {_begin(turn.question)}: {turn.answer}" for number, turn in enumerate(turns[: place + 1], 1)
+    )
     asked = rng.choice((f"What was your {ordinal} answer?", f"Repeat your {ordinal} answer."))
     return Turn(asked, thought, turns[place].answer)
 
 
 def _number_of_turns(rng: random.Random, turns: list[Turn]) -> Turn | None:
     asked = rng.choice(("How many messages did I send before this one?", "How many times have you answered so far?"))
-    begins = (" ".join(turn.question.split()[:2]) for turn in turns)
-    counted = ", ".join(f"{number} {begin}" for number, begin in enumerate(begins, 1))
-    return Turn(asked, f"Counted: {counted}", str(len(turns)))
+    counted = "\n".join(f"{number} {_begin(turn.question)}" for number, turn in enumerate(turns, 1))
+    return Turn(asked, f"{counted}\nThen {_begin(asked)}", str(len(turns)))
+
+
+def _begin(question: str) -> str:
+    """What tells a message from the next: up to two words of its first line."""
+    return " ".join(question.split("\n", 1)[0].split()[:2])
 
 
 def _calculate_on(rng: random.Random, turns: list[Turn]) -> Turn | None:

@@ -20,6 +20,7 @@ from training.data.words import SEPARATORS, gap, groups, join, numbered, reversa
 
 _SHORTEST_TEXT, _LONGEST_TEXT = 200, 2_500  # tokens
 _MOST_SORTED = 10  # words
+_WORDS_THINKING = 0.35  # counting and sorting without a thought is what lags
 _REVERSE = ("Reverse the order of the words.", "Write the words in reverse order.", "Reverse the list.")
 _SORT = ("Sort the words.", "Put the words in alphabetical order.", "Sort the list.")
 _COUNT = ("How many words are in the list?", "Count the words.", "How many words are there?")
@@ -103,10 +104,10 @@ def needle_talk(split: str, index: int) -> Conversation:
 
 def words_talk(split: str, index: int) -> Conversation:
     rng = seeded(split, "words_talk", index)
-    thinking = rng.random() < 0.5
+    thinking = rng.random() < _WORDS_THINKING
     between = rng.choice(SEPARATORS)
     number = rng.randint(3, 6)
-    if rng.random() < 0.75:
+    if rng.random() < 0.6:
         words = rng.sample(WORDS, rng.randint(4, 15))
         kinds = [_whole_list(rng, between, words), _places(rng, words), _neighbours(rng, words), _members(rng, words)]
     else:
@@ -134,7 +135,7 @@ def _whole_list(rng: random.Random, between: str, words: list[str]) -> list[Turn
 
 def _counts(rng: random.Random, few: list[str], words: list[str]) -> list[Turn]:
     turns = []
-    for asked in few[:3]:
+    for asked in few:
         running = [words[: number + 1].count(asked) for number in range(len(words))]
         turns.append(Turn(rng.choice(_COUNT_ONE).format(asked), tally(words, running), str(running[-1])))
     return turns

@@ -59,7 +59,7 @@ _COUNT_ONE = (
     '{text}\n\nHow many times is "{word}" in the list above?',
     "{text}\n\nHow often does {word} appear?",
 )
-_SORT_THINKING, _COUNT_THINKING = 0.35, 0.25  # shares in training
+_SORT_THINKING, _COUNT_THINKING = 0.2, 0.1  # shares in training
 _MARKS = "!?.,:;-+*/=#@%&()[]{}<>_"
 _CODE = (
     "for {a} in range({m}): {b} += {c}[{a}]",
