@@ -15,8 +15,8 @@ from training.encode import IGNORED, Encoder, Example, split_wanted
 from training.export import write_checkpoint
 from training.optimiser import Optimiser, orthogonalised
 from training.packing import lessons
-from training.stages import full_recipe, further_recipe, smoke_recipe
-from training.tasks import TASKS
+from training.stages import LATE, full_recipe, further_recipe, smoke_recipe
+from training.tasks import PRACTICE, TASKS
 from training.train import Trainer, main, run
 
 
@@ -62,11 +62,17 @@ def test_stages_follow_each_other_without_a_jump_of_the_rate() -> None:
         assert stages[-1].factor(stages[-1].steps) == 0.0
 
 
-def test_further_training_has_three_times_the_share_of_what_is_learnt_last() -> None:
+def test_further_training_has_more_of_what_is_learnt_last() -> None:
     first, further = full_recipe(10, 1, 1).stages[1], further_recipe(10, 1, 1, steps_before=12).stages[0]
-    assert further.weights["tool_single"] / further.weights["copy"] == pytest.approx(
-        3 * first.weights["tool_single"] / first.weights["copy"]
-    )
+    more = {name: further.weights[name] / first.weights[name] for name in TASKS}
+    wanted = {"tool_dialogue": LATE["tools"], "tool_single": LATE["tool_single"], "sort": LATE["sort"], "copy": 1.0}
+    assert {name: more[name] for name in wanted} == pytest.approx(wanted)
+    assert min(wanted["tool_dialogue"], wanted["sort"]) > 2
+
+
+def test_a_larger_share_is_of_a_task_or_of_a_kind_of_tasks() -> None:
+    tasks = TASKS | PRACTICE
+    assert set(LATE) <= {*tasks, *(task.kind for task in tasks.values())}
 
 
 def test_orthogonalised_matrices_have_singular_values_near_one() -> None:
