@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import soxr  # type: ignore[import-untyped]
+from av.audio.fifo import AudioFifo
 from av.audio.frame import AudioFrame
 from av.audio.resampler import AudioResampler
 from av.audio.stream import AudioStream
@@ -42,33 +43,37 @@ class _Run:
     rate: int
     pieces: list[NDArray[np.float32]] = field(default_factory=list)
     num_samples: int = 0
-    _unmixed: list[NDArray[np.float32]] = field(default_factory=list)  # [channels, samples] each
-    _num_unmixed: int = 0
+    _kind: tuple[str, str] | None = None  # format and layout of what waits
+    _waiting: AudioFifo = field(default_factory=AudioFifo)
 
     @property
     def end_s(self) -> float:
         return self.start_s + self.num_samples / self.rate
 
-    def append(self, planes: NDArray[np.float32]) -> None:
-        """Mixed in large pieces: frames are short, and each step over one costs as much as its arithmetic."""
-        if self._unmixed and len(self._unmixed[0]) != len(planes):
+    def append(self, frame: AudioFrame) -> None:
+        """Of packed or planar floats. Mixed in large pieces: frames are short, and a step over each costs as much."""
+        kind = (frame.format.name, frame.layout.name)
+        if kind != self._kind:
             self.mix()
-        self._unmixed.append(planes)
-        self.num_samples += planes.shape[1]
-        self._num_unmixed += planes.shape[1]
-        if self._num_unmixed > _MIXED_AT_ONCE:
+            self._kind, self._waiting = kind, AudioFifo()
+        frame.pts = None  # the fifo takes no rounded times; that there is no gap is known
+        self._waiting.write(frame)
+        self.num_samples += frame.samples
+        if self._waiting.samples > _MIXED_AT_ONCE:
             self.mix()
 
     def mix(self) -> None:
         """To the mean of the channels; what is no number becomes silence."""
-        if self._unmixed:
-            planes = np.concatenate(self._unmixed, axis=1)
-            mixed = planes.mean(axis=0)
-            # Hardly any file has such samples, and to look for them in the mix costs a quarter of the time.
-            if not np.isfinite(mixed).all():
-                mixed = np.nan_to_num(planes, copy=False, nan=0.0, posinf=0.0, neginf=0.0).mean(axis=0)
-            self.pieces.append(mixed)
-            self._unmixed, self._num_unmixed = [], 0
+        if (frame := self._waiting.read()) is None:
+            return
+        planes = frame.to_ndarray()
+        if not frame.format.is_planar:
+            planes = planes.reshape(-1, frame.layout.nb_channels).T
+        mixed = planes.mean(axis=0)
+        # Hardly any file has such samples, and to look for them in the mix costs a quarter of the time.
+        if not np.isfinite(mixed).all():
+            mixed = np.nan_to_num(planes, nan=0.0, posinf=0.0, neginf=0.0).mean(axis=0)
+        self.pieces.append(mixed)
 
 
 def read_sound(data: bytes, limits: FileLimits = DEFAULT_LIMITS) -> NDArray[np.float32]:
@@ -111,7 +116,8 @@ def read_track(container: InputContainer, stream: AudioStream, limits: FileLimit
         if last is None or last.rate != frame.sample_rate or abs(start_s - last.end_s) > _JITTER_S:
             last = _Run(start_s, frame.sample_rate)
             runs.append(last)
-        last.append(reader.planes(frame))
+        for part in reader.floats(frame):
+            last.append(part)
         limits.check_duration(last.end_s - runs[0].start_s, "sound")
     if not runs:
         raise ValueError("the sound holds no sample that can be decoded")
@@ -140,19 +146,16 @@ def _resample(run: _Run) -> NDArray[np.float32]:
 
 
 class _Reader:
-    """Frames of any sample format -> float32 [channels, samples]."""
+    """Frames of any sample format -> of floats, packed ones where PyAV cannot read planes."""
 
     def __init__(self) -> None:
         self._converters: dict[tuple[str, str, int], AudioResampler] = {}
 
-    def planes(self, frame: AudioFrame) -> NDArray[np.float32]:
-        channels = frame.layout.nb_channels
+    def floats(self, frame: AudioFrame) -> list[AudioFrame]:
         # PyAV reads past the list of planes of a planar frame with 8 channels or more.
-        if frame.format.name == "fltp" and channels < _PLANES_READ:
-            return np.asarray(frame.to_ndarray(), dtype=np.float32)
+        if frame.format.name == "fltp" and frame.layout.nb_channels < _PLANES_READ:
+            return [frame]
         kind = (frame.format.name, frame.layout.name, frame.sample_rate)
         if kind not in self._converters:
             self._converters[kind] = AudioResampler(format="flt")
-        parts = [part.to_ndarray().reshape(-1, channels).T for part in self._converters[kind].resample(frame)]
-        samples: NDArray[np.float32] = np.concatenate(parts, axis=1)
-        return samples
+        return self._converters[kind].resample(frame)
