@@ -103,7 +103,8 @@ class Matcher:
         if self._masked and not (self._may_think and token == self._thinking.open_id):
             self._inside = True
             self._num_inside += 1
-            self._core.consume_token(token)
+            # It knows one end; a model may have several, and a device drafts them as any other token.
+            self._core.consume_token(self._end_id if token in self._stop_ids else token)
             if self._texts is not None:
                 self._texts.accept(token)
         else:

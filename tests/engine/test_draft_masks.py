@@ -55,6 +55,15 @@ def test_a_draft_that_completes_the_answer_is_taken_back_too() -> None:
     assert matcher.complete
 
 
+def test_a_draft_that_ends_the_answer_is_taken_back_too() -> None:
+    """Where it might go on: each of a model's stop tokens is an end, not only the one that the grammar knows."""
+    red = ids_of("red")
+    assert stop_id() != vocabulary().end_id
+    matcher = matcher_of(CHOICE)
+    assert len(masks_of(matcher, [*red, stop_id(), *red])) == len(red) + 1
+    check(matcher, [*red, stop_id()], len(red) + 1)
+
+
 def test_drafts_may_lead_out_of_the_thinking_into_the_grammar() -> None:
     close = vocabulary().control_id("</think>")
     check(matcher_of(CHOICE, "in_thinking"), [*ids_of("well"), close, *ids_of("blue")][:3], 4)
