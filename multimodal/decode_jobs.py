@@ -72,10 +72,12 @@ class ReadFrames(_Tagged, frozen=True):
     numbers: Sequence[int]
     target: Size
     resized: Size
+    num_threads: int = 0  # 0: one for each core
 
     def parts(self, most: int) -> list[ReadFrames]:
         """The same frames as up to `most` jobs that take about as long, of which none decodes what another does: the
-        frames that are wanted behind one key frame are one's."""
+        frames that are wanted behind one key frame are one's. Their threads come to `most` together: more would wait
+        for one another."""
         packets = self.index.packets
         if packets is None or most < 2:
             return [self]
@@ -89,7 +91,8 @@ class ReadFrames(_Tagged, frozen=True):
             least = loads.index(min(loads))
             loads[least] += costs[stretch]
             parts[least] += stretches[stretch]
-        return [msgspec.structs.replace(self, numbers=sorted(numbers)) for numbers in parts]
+        threads = most // len(parts)
+        return [msgspec.structs.replace(self, numbers=sorted(numbers), num_threads=threads) for numbers in parts]
 
 
 def _cost(packets: PacketTimes, stretch: int, numbers: Sequence[int]) -> int:

@@ -113,7 +113,7 @@ def _work(job: Job, data: bytes) -> _Done:
             sound = film_sound(data, True, job.file_limits)
             return _Done(Track(sound.present, sound.start_s), () if sound.wave is None else (sound.wave.data,))
         case _:
-            frames = film_pictures(data, job.index, job.numbers, job.target, job.resized)
+            frames = film_pictures(data, job.index, job.numbers, job.target, job.resized, job.num_threads)
             return _Done(Frames(), [np.ascontiguousarray(frame).data for frame in frames])
 
 

@@ -114,10 +114,11 @@ def plan_film(
 
 
 def film_pictures(
-    data: bytes, index: FilmIndex, numbers: Sequence[int], target: Size, resized: Size
+    data: bytes, index: FilmIndex, numbers: Sequence[int], target: Size, resized: Size, num_threads: int = 0
 ) -> list[NDArray[np.uint8]]:
     """Frames by number, as the plan wants them. FrameMissingError where the index is not true."""
-    return [resize(jpeg_round_trip(resize(rgb, *target)), *resized) for rgb in read_frames(data, index, numbers)]
+    frames = read_frames(data, index, numbers, num_threads)
+    return [resize(jpeg_round_trip(resize(rgb, *target)), *resized) for rgb in frames]
 
 
 def film_sounds(wave: NDArray[np.float32] | None, plan: VideoPlan) -> list[NDArray[np.float32]]:

@@ -124,10 +124,13 @@ def _usual_frame_s(times_s: Sequence[float]) -> float:
     return (times_s[-1] - times_s[0]) / gaps if gaps and times_s[-1] > times_s[0] else _UNTOLD_FRAME_S
 
 
-def read_frames(data: bytes, index: FilmIndex, numbers: Sequence[int]) -> Iterator[NDArray[np.uint8]]:
+def read_frames(
+    data: bytes, index: FilmIndex, numbers: Sequence[int], num_threads: int = 0
+) -> Iterator[NDArray[np.uint8]]:
     """Frames by their ascending numbers in the index."""
     with opened(data, "film") as container:
         stream = film_stream(container)
+        stream.codec_context.thread_count = num_threads
         if index.packets is None:
             frames = _counted(container, stream, numbers)
         else:

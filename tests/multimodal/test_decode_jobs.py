@@ -36,3 +36,5 @@ def test_parts(numbers: list[int], key_frames: list[int] | None, most: int, part
     got = job.parts(most)
     assert [part.numbers for part in got] == parts
     assert all((part.index, part.target, part.resized) == (job.index, SIZE, SIZE) for part in got)
+    threads = [part.num_threads for part in got]
+    assert threads == ([most // len(parts)] * len(parts) if job.index.packets and most > 1 else [0])

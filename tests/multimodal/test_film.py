@@ -126,6 +126,27 @@ def test_films_of_few_frames_have_those_frames(num_frames: int) -> None:
     assert_labels_are_true(film)
 
 
+def test_a_film_of_three_hundredths_of_a_second_is_its_one_frame() -> None:
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format="mp4") as output:
+        stream = output.add_stream("libx264", rate=Fraction(100, 3))
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        output.mux(stream.encode(av.VideoFrame.from_ndarray(np.full((48, 64, 3), 90, np.uint8), format="rgb24")))
+        output.mux(stream.encode(None))
+    index = index_film(buffer.getvalue())
+    film = prepared(buffer.getvalue())
+    assert index.end_s - index.frame_times_s[0] == pytest.approx(0.03, abs=0.001)
+    assert film.plan.timestamps == ("00:00:00.00",)
+    assert len(film.frames) == 1
+
+
+def test_stamps_at_29_97_frames_a_second_do_not_drift() -> None:
+    film = prepared(encoded.film([round(number * 1001 / 30) for number in range(300)]))
+    assert film.plan.frame_indices[-1] == 299
+    right = [number * 1001 / 30_000 for number in film.plan.frame_indices]
+    np.testing.assert_allclose(film.plan.frame_times_s, right, rtol=0, atol=0.001)
+
+
 def test_counting_frames_finds_what_packets_tell() -> None:
     data = encoded.film(EIGHT_SECONDS, "matroska")
     told, counted = index_film(data), index_film(data, count_frames=True)

@@ -134,6 +134,15 @@ def test_clear_parts_are_laid_on_white(mode: str) -> None:
     assert upright_rgb(clear)[15, 15].tolist() == [255, 255, 255]
 
 
+@pytest.mark.parametrize("clear", [1, b"\xff\x00"], ids=["one entry", "alpha of each"])
+def test_a_clear_entry_of_a_palette_is_laid_on_white(clear: int | bytes) -> None:
+    image = Image.new("P", (30, 30), 0)
+    image.putpalette([10, 20, 30, 200, 30, 30])
+    image.paste(1, (15, 0, 30, 30))
+    rgb = upright_rgb(encoded(image, transparency=clear))
+    assert (rgb[0, 0].tolist(), rgb[15, 20].tolist()) == ([10, 20, 30], [255, 255, 255])
+
+
 @pytest.mark.parametrize("bits", [1, 2, 4])
 def test_a_clear_value_of_grey_in_few_bits_is_laid_on_white(bits: int) -> None:
     """Of 32 pixels each value in turn; the value 1 is clear."""

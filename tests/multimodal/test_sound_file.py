@@ -33,6 +33,38 @@ def test_every_sample_type_keeps_length_and_level(name: str, rate: int) -> None:
     assert abs(heard.mean()) < 0.005
 
 
+@pytest.mark.parametrize(
+    ("codec", "container", "form"),
+    [
+        ("alac", "mov", "s16p"),
+        ("flac", "flac", "s16"),
+        ("pcm_s16le", "mov", "s16"),
+        ("pcm_s24le", "matroska", "s32"),
+        ("pcm_f32le", "matroska", "flt"),
+        ("mp3", "mp3", "fltp"),
+    ],
+)
+def test_packed_and_planar_stereo_keep_length_and_level_in_any_container(codec: str, container: str, form: str) -> None:
+    tone = (0.8 * np.sin(np.arange(32_000) * 0.2)).astype(np.float32)
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format=container) as output:
+        track = output.add_stream(codec, rate=16000)
+        track.codec_context.layout, track.codec_context.format = "stereo", form
+        frame = av.AudioFrame.from_ndarray(np.stack([tone, tone]), format="fltp", layout="stereo")
+        frame.sample_rate, frame.pts, frame.time_base = 16000, 0, Fraction(1, 16000)
+        converter = av.AudioResampler(format=form, layout="stereo", rate=16000)
+        for part in (*converter.resample(frame), *converter.resample(None)):
+            output.mux(track.encode(part))
+        output.mux(track.encode(None))
+
+    heard = read_sound(buffer.getvalue())
+
+    assert heard.size == pytest.approx(32_000, abs=0.03 * 16000)
+    assert np.abs(heard).max() <= 1.0
+    assert np.abs(heard[2000:30_000]).max() == pytest.approx(0.8, abs=0.04)
+    assert abs(heard.mean()) < 0.005
+
+
 def test_channels_are_mixed_by_their_mean() -> None:
     one_side = np.stack([SAMPLE_TYPES["int16"], np.zeros(8000, dtype=np.int16)], axis=1)
     assert np.abs(read_sound(encoded.wav(one_side))).max() == pytest.approx(0.4, abs=0.01)

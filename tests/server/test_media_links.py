@@ -226,6 +226,33 @@ def test_a_redirect_to_the_inside_is_refused(web: MediaServer, target: str) -> N
         downloaded(f"{web.url}/to/{target}")
 
 
+@pytest.mark.parametrize(
+    "target", ["http://127.0.0.1/", "http://169.254.169.254/", "http://0/", "http://2130706433/", "http://[::1]/"]
+)
+def test_a_public_host_cannot_redirect_to_the_inside(web: MediaServer, target: str) -> None:
+    class Outside(Hosts):
+        async def address_of(self, host: str, port: int) -> str:
+            return "127.0.0.1" if host == "public.example" else await super().address_of(host, port)
+
+    async def get() -> bytes:
+        return bytes(await Downloads(Outside()).get(f"http://public.example:{web.port}/to/{target}", lambda _: None))
+
+    with pytest.raises(SourceError, match="its address is not public"):
+        asyncio.run(get())
+
+
+def test_a_name_with_one_address_inside_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ask() -> str:
+        async def resolved(*_: object, **__: object) -> list[tuple[int, int, int, str, tuple[str, int]]]:
+            return [(2, 1, 6, "", ("93.184.216.34", 80)), (2, 1, 6, "", ("10.0.0.7", 80))]
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolved)
+        return await Hosts().address_of("mixed.example", 80)
+
+    with pytest.raises(AddressRefusedError, match="its address is not public"):
+        asyncio.run(ask())
+
+
 @pytest.mark.parametrize("target", ["http://[::1", "http://127.0.0.1:99999/", "//", "http://%00/"])
 def test_a_redirect_to_what_is_no_link_is_refused(web: MediaServer, target: str) -> None:
     with pytest.raises(SourceError):
